@@ -11,19 +11,23 @@ import argparse
 import dataclasses
 import os
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from benchmarks import gpu_cpu, gpu_small, gpu_training, harness
+from benchmarks import gpu_cores, gpu_cpu, gpu_small, gpu_training, harness
 from benchmarks.process import say
-from benchmarks.question import Facts, Host, Options, Question, Setup
+from benchmarks.question import Facts, Host, Options, Question, Setup, Table
 
-PARTS = {
+PARTS: dict[str, Callable[[Setup], list[Table]]] = {
     "bandwidth": gpu_small.bandwidth,
     "overhead": gpu_small.overhead,
     "training": gpu_training.tables,
     "cache": gpu_small.cached,
+    "cores": partial(gpu_cores.tables, network="ResNet-50"),
+    "cores-small": partial(gpu_cores.tables, network="small"),
     "cpu": gpu_cpu.tables,
 }
 
@@ -54,6 +58,9 @@ def main() -> int:
         workers=given.workers or min(16, len(os.sched_getaffinity(0))),
         facts={"seconds": given.seconds or (0.2 if given.quick else 1.0), "quick": given.quick},
     )
+    if given.photos is None and any(part.startswith("cores") for part in parts):
+        say("benchmarks.gpu: the parts about cores read photos: give --photos a folder of them, in folders.")
+        parts = [part for part in parts if not part.startswith("cores")]
     tables = [dataclasses.replace(table, host=Host.HERE) for part in parts for table in PARTS[part](setup)]
     question = Question("gpu", "Feeding a GPU", tuple(tables), lambda options: setup, device)
     options = Options(given.rounds or (2 if given.quick else 5), given.quick)

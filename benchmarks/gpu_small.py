@@ -108,12 +108,16 @@ COPIES = (
 def bandwidth(setup: Setup) -> list[Table]:
     """Bytes that arrive on the device a second, where nothing else is done, for batches of five sizes."""
     target = Target("prefetch, pinned", 0.9, "bare pinned copies", RATE)
+    asked = {1: 12, 4: 30, 16: 45, 64: 50}
     return [
         Table(
             f"bandwidth {size} MB",
             f"copies to the device, batches of {size} MB; nothing else is done",
             COPIES,
-            (target,) if size >= 16 else (),
+            (
+                *((target,) if size >= 16 else ()),
+                *((Target("DataLoader", asked[size], measure=RATE),) if size in asked else ()),
+            ),
             (RATE,),
         )
         for size in ((1, 4, 16) if setup.facts["quick"] else (1, 4, 16, 64, 256))
@@ -259,6 +263,6 @@ CACHE = (
 
 def cached(setup: Setup) -> list[Table]:
     what = "RandomCrop(32, padding=4), flip, ToTensor, Normalize" if has_torchvision() else "rows as they are, uint8"
-    targets = tuple(Target("penstock cached there", 10, CACHE[i].name) for i in (2, 1))
+    targets = tuple(Target(CACHE[i].name, rate, measure=SPEED) for i, rate in ((2, 650_000), (3, 2_500_000)))
     title = f"50,000 images of 3x32x32 in memory; {what}; batch 256, shuffled"
     return [Table("cache", title, CACHE, targets)]

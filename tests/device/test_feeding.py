@@ -420,6 +420,45 @@ def test_loaders_bring_batches_to_their_device(late: list[LateStream], dataset: 
     del iterator
 
 
+class Gate(torch.utils.data.Dataset[Any]):
+    """Samples from the fifth on come when a file is there, whichever process or thread asks for them."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        wait_until(lambda: index < 4 or self.file.exists())
+        return torch.tensor([index])
+
+
+@pytest.mark.parametrize("method", ["thread", "process"])
+def test_the_callers_thread_sends_what_is_at_hand(late: list[LateStream], tmp_path: Path, method: Any) -> None:
+    loader = penstock.DataLoader(Gate(tmp_path / "open"), 2, num_workers=2, worker_method=method, device=Feed("cuda"))
+    batches = iter(loader)
+    found = [next(batches), next(batches)]  # the third is not waited for
+    assert not feeds() and len(late[0].waiting) == 2
+    (tmp_path / "open").touch()
+    found.append(next(batches))
+    wait_until(batches.sender._source.at_hand)
+    assert len(late[0].waiting) <= 5
+    assert torch.cat([*found, *batches]).flatten().tolist() == [*range(12)]
+    assert not feeds()
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_batches_of_native_threads_are_sent_depth_ahead(late: list[LateStream], depth: int) -> None:
+    loader = penstock.DataLoader(DATA, 2, num_workers=2, device=Feed("cuda", depth=depth))
+    batches = iter(loader)
+    for number in range(1, 6):
+        assert next(batches)[1].tolist() == [2 * number - 2, 2 * number - 1]
+        wait_until(batches.sender._source.at_hand)
+        assert batches.sender.ahead() <= depth
+    assert len(list(batches)) == 5 and not feeds()
+
+
 @pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_pass_follows_set_epoch_until_its_first_batch(

@@ -97,3 +97,24 @@ def overlap(a: dict[str, Any], b: dict[str, Any]) -> float:
     begin = max(float(a["ts"]), float(b["ts"]))
     end = min(float(a["ts"]) + float(a["dur"]), float(b["ts"]) + float(b["dur"]))
     return end - begin
+
+
+def test_a_compiled_step_takes_batches() -> None:
+    """mode="reduce-overhead" records CUDA graphs, whose memory is a pool's of their own."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(96, 5)).to(DEVICE)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(model(x / 1000), y % 5)
+
+    try:
+        compiled: Any = torch.compile(step, mode="reduce-overhead")
+        compiled(torch.zeros(8, 3, 8, 4, device=DEVICE), torch.zeros(8, dtype=torch.int64, device=DEVICE)).backward()
+    except Exception as error:  # there is no C compiler, or no Triton
+        pytest.skip(f"torch.compile does not work here: {type(error).__name__}")
+    options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 1, "num_workers": 2, "drop_last": True}
+    for x, y in (batch for _ in range(6) for batch in penstock.DataLoader(numbered(64), device="cuda", **options)):
+        torch.compiler.cudagraph_mark_step_begin()
+        loss = compiled(x, y)
+        torch.testing.assert_close(loss, step(x, y), rtol=1e-4, atol=1e-5)
+        loss.backward()

@@ -52,6 +52,7 @@ def gathers_rows(settings: Settings) -> bool:
     if not (
         settings.seed is None
         and settings.on_demand
+        and getattr(settings.device, "cache", None) is None  # of a Feed: a plan says what lives on the device
         and not (settings.persistent_workers or settings.timeout or settings.prefetch_given)
     ):
         return False
