@@ -99,14 +99,16 @@ class NativeCarrier(Carrier):
     def new_batch(self) -> NativeBatch:
         return NativeBatch(key=(self._input.seed, self._input.epoch))
 
-    def prepare(self, queue: deque[NativeBatch]) -> None:
+    def prepare(self, queue: deque[NativeBatch], *, first: bool) -> bool:
         self._waits_for_next = False
         # What must hold when a batch is asked for, before memory is read.
         holds = self._plan.same_dataset if self._live and not self.reads_ahead else self._plan.same_memory
         if self._worker is None and not holds():
             self._read_in_python(queue)
+        return False
 
     def depth(self, queue: deque[NativeBatch]) -> int:
+        self._submit_ready(queue)
         return self._target + self._known_ahead(queue)
 
     def _known_ahead(self, queue: deque[NativeBatch]) -> int:
@@ -134,7 +136,7 @@ class NativeCarrier(Carrier):
         else:
             self._crew.prepare(batch)
 
-    def push(self, queue: deque[NativeBatch]) -> None:
+    def _submit_ready(self, queue: deque[NativeBatch]) -> None:
         if self._staging is not None:
             self._staging.submit_ready(queue, self._submit)
             return
@@ -156,9 +158,6 @@ class NativeCarrier(Carrier):
             if failures:
                 batch.error = self._error_of(batch, failures)
         return batch
-
-    def drop(self, batch: NativeBatch) -> None:
-        batch.let_shards_go()
 
     # --- changes of the dataset -----------------------------------------------------------------------------
 

@@ -55,6 +55,10 @@ class Batch:
     """When its making began, by time.perf_counter()."""
     shards: BatchShards | None = None
     """The shards of an object store that it is made of; None: it needs none."""
+    stream: int = 0
+    """Of the dataset, where each worker carries one or several."""
+    state: Any = None
+    """Of the dataset behind the batch, where it has a state_dict()."""
 
     @property
     def waits_for_shards(self) -> bool:
