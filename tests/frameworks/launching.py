@@ -42,12 +42,12 @@ def end(file: Path, results: Any) -> None:
     dist.destroy_process_group()
 
 
-def launched(script: str | Path, folder: Path, verb: str = "found") -> list[Any]:
-    """Run a script with two ranks, which is given the verb and the folder; return what each has found."""
+def launched(script: str | Path, folder: Path, *verbs: str) -> None:
+    """Run a script with two ranks, which is given the verb, "found" by default, and the folder; for each verb."""
     if not dist.is_gloo_available():
         pytest.skip("this torch was built without gloo")
-    run(*TORCHRUN, str(script), verb, str(folder), cwd=folder)
-    return found_in(folder, verb)
+    for verb in verbs or ("found",):
+        run(*TORCHRUN, str(script), verb, str(folder), cwd=folder)
 
 
 def found_in(folder: Path, name: str = "found", ranks: int = 2) -> list[Any]:

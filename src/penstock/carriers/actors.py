@@ -213,7 +213,7 @@ def actor_carrier(job: Job, held: Carrier | None, drawn: Callable[[], PassInput]
 
     Raises, before anything is drawn for the pass:
 
-    InvalidOption: Ray is not installed; the dataset has a state of its own.
+    InvalidOption: Ray is not installed; the dataset has its own state.
     ClusterUnreachable, ClusterError: the cluster, or a node of it, cannot do its part.
     """
     if isinstance(held, ActorCarrier):

@@ -59,7 +59,7 @@ def _in_threads(job: Job) -> bool:
     return not job.settings.iterable and (job.in_threads or not job.plain)
 
 
-#: Who makes a pass: the first whose test holds. The modules are imported when they are first needed.
+#: What makes a pass: the first whose test is true. The modules are imported when they are first needed.
 CARRIERS: tuple[tuple[Callable[[Job], bool], Open], ...] = (
     (
         lambda job: job.settings.cluster is not None and job.settings.num_workers > 0,

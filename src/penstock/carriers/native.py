@@ -6,7 +6,7 @@ sample into the error of its batch.
 Before a batch is submitted, and before it is handed out, the dataset is looked at: where memory of the user's was
 exchanged, or (in a live pass) the dataset was changed, Python reads the rest of the pass.
 
-Memory of the user's is read within next() alone, where nothing can move it that would not move it under torch's loader:
+Memory of the user's is read only within next(), where nothing can move it that would not move it under torch's loader:
 rows are gathered while the caller waits for them, and images are copied when their batch is submitted.
 """
 

@@ -1,4 +1,4 @@
-"""Batches that worker processes make: torch's rules for who makes which one, and what comes with them.
+"""Batches that worker processes make: torch's rules for which worker makes which one, and what comes with them.
 
 workers/protocol.py says what parent and workers tell each other.
 """

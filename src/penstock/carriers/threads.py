@@ -142,7 +142,7 @@ class ThreadCarrier(Carrier):
         task = Task(given, self._input.seed, self._input.epoch, positions)
         try:
             self._crew.prepare(batch, task)
-        except Exception as error:  # it is no list of indices
+        except Exception as error:  # it is not a list of indices
             batch.error = error
             return
         indices = (batch.indices if self._worker.batched else [given]) or ()
@@ -260,5 +260,5 @@ def thread_carrier(job: Job, held: Carrier | None, drawn: Callable[[], PassInput
 
 
 def worker_seed(seed: int, epoch: int) -> int:
-    """Return what worker 0 of a pass seeds its generators with; with a seed passes differ by their epoch alone."""
+    """Return what worker 0 of a pass seeds its generators with; with a seed passes differ only by their epoch."""
     return seed if epoch == 0 else sample_number((seed, epoch)) >> 1

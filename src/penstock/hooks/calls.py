@@ -1,4 +1,4 @@
-"""Costly calls of a dataset's own code, answered natively in our workers: of torch, numpy, image and audio libraries.
+"""Costly calls of a dataset's code, answered natively in our workers: of torch, numpy, image and audio libraries.
 
 While a pass is open other functions stand in their place (patches.py), in the modules of programs too that have
 imported one by name; in any thread that is not a worker at work they do what they did. A function that a program has

@@ -41,7 +41,7 @@ class Pass(_BaseDataLoaderIter):
 
     Args:
         carrier: makes the batches; the pass starts and ends it.
-        pass_input: what the sampler gives; a list holds what it gave that is no indices.
+        pass_input: what the sampler gives; a list holds what it gave that is not indices.
         eager: begin batches now, not when the first one is asked for.
     """
 

@@ -3,9 +3,9 @@
 A dataset that opens an image with Pillow, or decodes it to a uint8 tensor, and calls a Compose on it gets exactly what
 the Compose would return: the same elements, strides and type, after the same draws from torch's generator, for
 torchvision's own code draws them. Known transforms that follow each other are run together by the native core, on the
-memory of the image: no image is made between them, and Python's lock is let go. Of an encoded image (encoded_image.py)
-no more is decoded than the first of them needs, in a Compose or called by themselves. All other transforms are called
-as ever.
+memory of the image: no image is made between them, and Python's lock is released. Of an encoded image
+(encoded_image.py) no more is decoded than the first of them needs, in a Compose or called by themselves. All other
+transforms are called as ever.
 
 While a pass is open other methods stand in the place of those of torchvision's classes (patches.py); in any thread that
 does not work for a loader they do what they did.
@@ -47,7 +47,7 @@ class Passes:
 
 
 def parts_of(compose: Any) -> Any:
-    """Return the list of the transforms that one holds. Raises KeyError where it has none of its own."""
+    """Return the list of the transforms that one holds. Raises KeyError where only its class has one."""
     return vars(compose)["transforms"]
 
 
@@ -313,7 +313,7 @@ def _reread(entry: _Entry, compose: Any, parts: Sequence[Any]) -> KnownTransform
     if Debt.images > _MOST_DEBT and entry.calls < _IMAGES_PER_READING:
         return None
     if isinstance(parts, list | tuple) and not parts:
-        return None  # version 2 raises an error of its own for an empty list
+        return None  # version 2 raises its own error for an empty list
     if parts[0] is not compose and not (type(compose) in classes("Compose") and type(parts) in (list, tuple)):
         return None  # a subclass may behave differently
     Debt.images += _IMAGES_PER_READING

@@ -46,7 +46,7 @@ class HuggingFaceSource(Source):
         for name in first:
             try:
                 column = column_of(table, name)
-                if as_objects and column.dtype == "uint64":  # the greatest are no int64
+                if as_objects and column.dtype == "uint64":  # the greatest do not fit into int64
                     raise NotNumbers("uint64 numbers as Python objects")
                 fields[name] = _field(column, first[name])
             except NotNumbers as why:

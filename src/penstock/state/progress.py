@@ -49,7 +49,7 @@ class Progress(Observer):
     """How far the pass is; counted here, or by the pass that this `follows`."""
     follows: bool = False
     done: bool = False
-    """The pass was gone through to its end."""
+    """The pass came to its end."""
     named: bool = False
     """set_epoch() has said which epoch it is of."""
 
@@ -128,7 +128,7 @@ class Progress(Observer):
             self.arrivals.took(handed=False)
 
     def ended(self) -> None:
-        """Note that the pass was gone through to its end."""
+        """Note that the pass came to its end."""
         self.done = True
         if self.streams is not None:
             self.streams.finish()

@@ -46,7 +46,7 @@ class _Tokenizer:
         self._held = self._facts() if holds else None
 
     def is_plain(self) -> bool:
-        """Return whether nothing was put in the place of its own methods, which a pass that holds them does not ask."""
+        """Return whether nothing was put in the place of its own methods, which a pass that has them does not ask."""
         return self._held is not None or all(_is_base_method(self.tokenizer, name) for name in _PADDING.split())
 
     def _facts(self) -> tuple[list[str], str, Any, Any]:
@@ -245,7 +245,7 @@ def _of_trl(collator: Any, _: Any, batch: Batch) -> Any:
 
 
 def _padding_free(batch: Batch, labelled: str, documents: Rows, pad: int, width: int) -> dict[str, Any]:
-    """Return the documents of TRL's batch one behind another. Each token of the padding is a document of its own."""
+    """Return the documents of TRL's batch one behind another. Each token of the padding is a document."""
     total = int(batch.lengths("input_ids").sum())
     documents = np.concatenate([documents, np.ones(width - total, dtype=np.int64)])
     ids, labels = (pad_end(batch.flat(name), (0, width - total), value=pad) for name in ("input_ids", labelled))

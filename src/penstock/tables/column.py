@@ -50,7 +50,7 @@ class Column:
         return self._native.has_nulls(rows)
 
     def lengths(self, rows: Indices) -> NDArray[np.int64] | None:
-        """Return how many elements these lists have; None: one is null, or they are no lists."""
+        """Return how many elements these lists have; None: one is null, or they are not lists."""
         found = np.empty(len(rows), np.int64)
         written = self._native is not None and self._native.write_lengths(rows, found.ctypes.data)
         return found if written else None

@@ -99,7 +99,7 @@ class IndexedBatch(Batch):
     read_by_python: list[str] = field(default_factory=list)
     """Why Python read a sample, one reason a sample."""
     other: list[Any] | None = None
-    """What a sampler gave that is no list of indices, or that only the dataset knows what to make of."""
+    """What a sampler gave that is not a list of indices, or that only the dataset knows what to make of."""
 
     @property
     def count(self) -> int:

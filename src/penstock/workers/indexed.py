@@ -52,7 +52,7 @@ _OWN = frozenset({"__getitem__", "__getitems__", "__len__"})
 
 
 class IndexedDataset:
-    """A dataset of a user's own, and the program of its `__getitem__`."""
+    """A user's dataset, and the program of its `__getitem__`."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset, self._kind = weakref.ref(dataset), type(dataset)
@@ -258,7 +258,7 @@ def _reader_of_columns(dataset: Any) -> type[CollatedRows | collated.CollatedTab
 
 
 def _bases(dataset: Any) -> list[Any]:
-    """Return the datasets of users' own that a dataset is made of."""
+    """Return the users' datasets that a dataset is made of."""
     if type(dataset) is Subset:
         return _bases(dataset.dataset)
     if type(dataset) is ConcatDataset:
