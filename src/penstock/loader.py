@@ -577,7 +577,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             del arguments["prefetch_factor"]
         twin: DataLoader[Any] = DataLoader(dataset, **samples, **arguments)
         twin._checkpoint.epochs = self._checkpoint.epochs.copy()
-        twin._pass_factory.reach = self._pass_factory.reach
+        twin._pass_factory.seed_warnings = self._pass_factory.seed_warnings
         return twin
 
     @property

@@ -44,6 +44,11 @@ def look_again() -> None:
         _answers.clear()
 
 
+def this_pass() -> object:
+    """Return what is another object since the last look_again()."""
+    return _pass
+
+
 HOOKED = Refusal("torch.nn.Module", "torch has hooks for all modules", "no global module hooks")
 
 
