@@ -30,7 +30,6 @@ from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DataLoaderConfiguration
 
 from tests.data import photo_files
-from tests.frameworks import run_accelerate
 from tests.frameworks.launching import found_in, launched
 from tests.frameworks.run_accelerate import CASES, OWN
 from tests.made_once import made_once
@@ -45,8 +44,7 @@ NUMBERS = tud.TensorDataset(torch.arange(22))
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    launch = partial(launched, run_accelerate.__file__)
-    return found_in(made_once(tmp_path_factory, "accelerate", launch))
+    return found_in(made_once(tmp_path_factory, "accelerate", partial(launched, "run_accelerate", found=2)))
 
 
 @pytest.mark.parametrize("case", CASES)

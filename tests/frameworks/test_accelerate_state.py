@@ -31,7 +31,6 @@ from tests.values import stored
 
 pytestmark = pytest.mark.timeout(600)  # see launching.run
 
-SCRIPT = Path(__file__).with_name("run_accelerate_state.py")
 SEEDED = CASES["seeded"]
 UNPREPARED = [name for name, case in CASES.items() if not case.prepared]
 
@@ -77,7 +76,7 @@ def fresh() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]], list[dict[str, Any]]]:
     """What two ranks saw and saved, and what two others saw that went on."""
-    folder = made_once(tmp_path_factory, "accelerate-state", lambda folder: launched(SCRIPT, folder, "save", "load"))
+    folder = made_once(tmp_path_factory, "accelerate-state", partial(launched, "run_accelerate_state", save=2, load=2))
     return folder, found_in(folder, "save"), found_in(folder, "load")
 
 

@@ -149,8 +149,7 @@ def test_an_iterable_dataset_with_a_state_of_its_own(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Save with two ranks, go on with two; return the folder."""
-    script = run_checkpoint.__file__
-    return made_once(tmp_path_factory, "checkpoint", lambda folder: launched(script, folder, "save", "load"))
+    return made_once(tmp_path_factory, "checkpoint", lambda folder: launched("run_checkpoint", folder, save=2, load=2))
 
 
 def handed(folder: Path, what: str, name: str) -> list[tuple[int, str]]:

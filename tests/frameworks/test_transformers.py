@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.frameworks.launching import found_in, launched, needs_gloo, run
+from tests.frameworks.launching import found_in, launched
 from tests.made_once import made_once
 
 if find_spec("trl") is None or find_spec("transformers") is None:
@@ -17,7 +17,6 @@ if find_spec("trl") is None or find_spec("transformers") is None:
 
 pytestmark = pytest.mark.timeout(600)  # see launching.run
 
-SCRIPT = Path(__file__).with_name("run_transformers.py")
 #: Their first batch behind the checkpoint is made before Trainer restores the generators, or is the epoch's first.
 OTHERWISE = {"resumed, masked", "resumed, not skipped"}
 
@@ -27,8 +26,7 @@ def run_both(folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HUB_OFFLINE", "1")
         patch.setenv("TOKENIZERS_PARALLELISM", "false")
-        run(str(SCRIPT), "one", str(folder))
-        launched(SCRIPT, folder)
+        launched("run_transformers", folder, one=1, found=2)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +52,6 @@ def test_one_process(folder: Path) -> None:
     check(json.loads((folder / "one.json").read_text()), 25)
 
 
-@needs_gloo
 def test_two_ranks(folder: Path) -> None:
     for rank in found_in(folder):
         check(rank, 11)
