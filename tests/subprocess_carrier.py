@@ -43,7 +43,7 @@ class ProgramCarrier(Carrier):
 
     def __init__(self, worker: Worker, resources: PassResources) -> None:
         super().__init__(resources)
-        self._worker, self._programs, self._tasks, self._pid = worker, [], 0, os.getpid()  # type: ignore[var-annotated]
+        self._worker, self._programs, self._tasks = worker, [], 0  # type: ignore[var-annotated]
         self._answers: dict[int, deque[ProgramBatch]] = {}
 
     def start(self) -> None:
@@ -65,7 +65,7 @@ class ProgramCarrier(Carrier):
 
     @property
     def reusable(self) -> bool:
-        return os.getpid() == self._pid and all(program.poll() is None for program in self._programs)
+        return os.getpid() == self.pid and all(program.poll() is None for program in self._programs)
 
     def close(self) -> None:
         for program in self._programs:
@@ -91,12 +91,9 @@ class ProgramCarrier(Carrier):
             self._receive(batch.program)
         return batch
 
-    def assemble(self, batch: ProgramBatch) -> Any:
-        return batch.value
-
-    def delivery(self, batch: ProgramBatch, out: Any) -> Delivery:
+    def delivery(self, batch: ProgramBatch) -> Delivery:
         assert batch.given is not None
-        return Delivery(out, samples_given(batch.given[0]) if self._worker.batched else 1)
+        return Delivery(batch.value, samples_given(batch.given[0]) if self._worker.batched else 1)
 
     def _send(self, number: int, value: Any) -> None:
         pickle.dump(value, self._programs[number].stdin)

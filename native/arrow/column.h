@@ -51,7 +51,7 @@ struct NumberSpan {
 enum class Side : std::uint8_t { left, right };
 
 // Finds the numbers of rows: those of a list of numbers, or the one of a number. False: a row, or a number, is null, is
-// not there or is no number.
+// not there or is not a number.
 [[nodiscard]] bool find_numbers(const ArrowColumn& column, const std::int64_t* rows, std::size_t count,
                                 NumberSpan* found) noexcept;
 

@@ -1,6 +1,6 @@
 // Columns of Arrow tables: their rows as Python's objects, and their numbers written into memory of the caller's.
 //
-// Threads: any; Python's lock is let go while many numbers are written. Memory: a column holds the arrays that it was
+// Threads: any; Python's lock is released while many numbers are written. Memory: a column holds the arrays that it was
 // given; the caller holds what is written into for the length of a call.
 #include "arrow/column.h"
 

@@ -1,6 +1,6 @@
 // Python's view of the tiers of a cache.
 //
-// Threads: any; Python's lock is let go while files are read or written. Memory: a tier owns duplicates of the
+// Threads: any; Python's lock is released while files are read or written. Memory: a tier owns duplicates of the
 // descriptors that it is given.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>

@@ -1,6 +1,6 @@
 // Samples that are tensors, copied into their rows of a batch without a call of torch's a sample; labels likewise.
 //
-// Threads: any; Python's lock is let go while elements are copied. Memory: tensors are borrowed, the caller holds them
+// Threads: any; Python's lock is released while elements are copied. Memory: tensors are borrowed, the caller holds them
 // for the length of the call.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -100,7 +100,7 @@ class Stacker {
   const ExchangeApi* api_;  // torch's, for the life of the process
 };
 
-// False: one of the values is no int of Python's own that fits, or the list lacks a position.
+// False: one of the values is not an int of Python's type that fits, or the list lacks a position.
 bool take_integers(const nb::list& values, const nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& positions,
                    const nb::ndarray<std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& out) {
   const std::size_t count = positions.shape(0);

@@ -1,6 +1,6 @@
 // Python's view of files/: tables of names, listings of folders, CRC-32.
 //
-// Threads: any; Python's lock is let go where the system is waited for. Memory: names are copied into a table; the bytes
+// Threads: any; Python's lock is released where the system is waited for. Memory: names are copied into a table; the bytes
 // of arguments are borrowed for the call.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>

@@ -1,6 +1,6 @@
 // Rows of an array in memory, copied one behind another: a batch of a dataset that only indexes what it holds.
 //
-// Threads: any; Python's lock is let go while many bytes are copied. Memory: the caller says before each call that the
+// Threads: any; Python's lock is released while many bytes are copied. Memory: the caller says before each call that the
 // array lies where it did, and holds the numbers and the rows for the length of the call.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
@@ -122,7 +122,7 @@ class ColumnRows {
   std::size_t size_;
 };
 
-// False: one of the values is no int of Python's own that fits. `out` has room for all of them.
+// False: one of the values is not an int of Python's type that fits. `out` has room for all of them.
 bool write_integers(const nb::list& values, std::uintptr_t out_at) {
   auto* const out = pointer<std::int64_t>(out_at);
   const std::size_t count = values.size();

@@ -1,6 +1,6 @@
 // Python's view of the index of JPEG decoder states.
 //
-// Threads: any; Python's lock is let go while files are read or written. Memory: an index owns a duplicate of the
+// Threads: any; Python's lock is released while files are read or written. Memory: an index owns a duplicate of the
 // descriptor that it is given.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>

@@ -2,7 +2,7 @@
 
 NB_MODULE(_native, m) {
   m.doc() = "The native core of Penstock; its contract is _native.pyi.";
-  // A loader that a program holds at its end is no leak that its user should read about.
+  // A loader that a program holds at its end is not a leak that its user should read about.
   nanobind::set_leak_warnings(false);
   penstock::bind_files(m);
   penstock::bind_cache(m);

@@ -1,7 +1,7 @@
 // numpy.load: the arrays of .npy and .npz files; and the elements of a file as numpy.fromfile gives them: in
-// memory of numpy's own.
+// numpy's memory.
 //
-// Threads: any number at once, each with an NpyFile of its own; Python's lock is let go while a file is read and parsed.
+// Threads: any number at once, each with its own NpyFile; Python's lock is released while a file is read and parsed.
 // Memory: arrays are numpy's; they are written before anybody else has them. An NpzArchive borrows its descriptor.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>

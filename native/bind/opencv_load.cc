@@ -1,6 +1,6 @@
-// cv2.imread and cv2.imdecode: the pixels of a sequential JPEG file, in memory of numpy's own.
+// cv2.imread and cv2.imdecode: the pixels of a sequential JPEG file, in numpy's memory.
 //
-// Threads: any number at once, each with a PixelReader of its own; Python's lock is let go while a file is read and
+// Threads: any number at once, each with its own PixelReader; Python's lock is released while a file is read and
 // decoded. Memory: arrays are numpy's; they are written before anybody else has them.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>

@@ -1,6 +1,6 @@
-// Pixels for Python: of numpy's own, and those of a JPEG decoder.
+// Pixels for Python: numpy's, and those of a JPEG decoder.
 //
-// Threads: any that holds Python's lock, which is let go while an image is decoded. Memory: an array owns its pixels; the
+// Threads: any that holds Python's lock, which is released while an image is decoded. Memory: an array owns its pixels; the
 // bytes of a file are borrowed for the call.
 #pragma once
 

@@ -4,7 +4,7 @@
 // arrays that they read) for as long as the pool lives, and the rows of a batch until it is retired. The
 // workers themselves never touch a Python object.
 //
-// Threads: as pool.h says, each call with Python's lock held, which is let go while the pool works or waits. Memory: as
+// Threads: as pool.h says, each call with Python's lock held, which is released while the pool works or waits. Memory: as
 // above; pixels and tensors that Python hands in are borrowed for the call.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>

@@ -40,7 +40,7 @@ class PyProgram {
 };
 
 // The programs of readers that did not come back from a read when their owner ended. They hold Python's objects,
-// which those threads cannot let go of.
+// which those threads cannot release.
 class LeftBehind {
  public:
   static LeftBehind& instance() {

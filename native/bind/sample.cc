@@ -1,7 +1,7 @@
-// One sample by itself, in the calling thread: the bytes of its file, or an image transformed after code of the user's own
+// One sample by itself, in the calling thread: the bytes of its file, or an image transformed after the user's code
 // has read it.
 //
-// Threads: any number at once; each call has working memory of its own, and Python's lock is let go while it works.
+// Threads: any number at once; each call has its own working memory, and Python's lock is released while it works.
 // Memory: the bytes of a file that is read are the array's; elements are written where the caller wants them; the memory of
 // a Pillow image is borrowed while its Arrow capsules live, and the bytes of a file for the call.
 #include <nanobind/nanobind.h>

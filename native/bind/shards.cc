@@ -1,6 +1,6 @@
 // Python's view of packed shards: CRC-32C, and the rows of an index.
 //
-// Threads: any; Python's lock is let go where the system is waited for, and for long checksums. Memory: the bytes of
+// Threads: any; Python's lock is released where the system is waited for, and for long checksums. Memory: the bytes of
 // arguments are borrowed for the call.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>

@@ -1,6 +1,6 @@
 // torch.load and safetensors.torch.load_file: the objects of a file made in Python, their storages filled natively.
 //
-// Threads: any number at once, each with a SavedFile of its own; Python's lock is let go while a file is read and parsed.
+// Threads: any number at once, each with its own SavedFile; Python's lock is released while a file is read and parsed.
 // Memory: the bytes of a storage belong to the storage, which frees them; they are not of torch's allocator, and torch
 // cannot resize them, as it cannot those of torch.load.
 #include <nanobind/nanobind.h>

@@ -1,6 +1,6 @@
 // Ranges of WAV files: numpy's arrays as soundfile gives them, torch's tensors as torchaudio does.
 //
-// Threads: any number at once, each with a WavFile of its own; Python's lock is let go while a file is read and converted.
+// Threads: any number at once, each with its own WavFile; Python's lock is released while a file is read and converted.
 // Memory: arrays and tensors are numpy's and torch's; they are written before anybody else has them.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>

@@ -70,7 +70,7 @@ std::uint64_t size_of(int fd) noexcept {
   return ::fstat(fd, &status) == 0 ? static_cast<std::uint64_t>(status.st_size) : 0;
 }
 
-// Adds bytes to the end of a file, in one step among all threads and processes that do: by a description of its own,
+// Adds bytes to the end of a file, in one step among all threads and processes that do: by its own description,
 // whose position then says where they are. False, with errno, where they cannot be written whole.
 bool append(int fd, std::span<const std::uint8_t> bytes, std::uint64_t& offset) noexcept {
   std::array<char, 32> path;

@@ -92,7 +92,7 @@ PENSTOCK_VPCLMUL inline __m256i moved_wide(__m256i x, __m256i by) {
   return _mm256_xor_si256(_mm256_clmulepi64_epi128(x, by, 0x00), _mm256_clmulepi64_epi128(x, by, 0x11));
 }
 
-// The register after 16 bytes that stand for all before, and after the bytes that follow.
+// The register after 16 bytes that replace all before, and after the bytes that follow.
 template <std::uint32_t kPolynomial>
 PENSTOCK_CLMUL inline std::uint32_t finish(__m128i x, const std::uint8_t* data, std::size_t size) {
   const __m128i by_16_bytes = factors<kPolynomial, 128>();

@@ -41,7 +41,7 @@ class SampleCache;
 
 // Which file a sample is.
 struct FileLocation {
-  const FileTable* table = nullptr;  // null: the sample is no file
+  const FileTable* table = nullptr;  // null: the sample is not a file
   std::size_t index = 0;
   const SampleCache* cache = nullptr;  // may have its bytes, or keep them; null: there is none
   std::size_t sample = 0;              // of the cache

@@ -129,7 +129,7 @@ Outcome open_resolved(int root, const std::string& root_path, const char* path, 
 
 Outcome open_beneath(int root, const std::string& root_path, const char* path, bool openat2, UniqueFd& out) noexcept {
   if (std::strchr(path, '/') == nullptr && std::strcmp(path, "..") != 0) {
-    // A name directly in root that is no link cannot lead out of it: the quickest way, on any kernel.
+    // A name directly in root that is not a link cannot lead out of it: the quickest way, on any kernel.
     out = UniqueFd(openat_retrying(root, path, kOpenFlags | O_NOFOLLOW));
     if (out) return Outcome::success();
     if (errno != ELOOP) return Outcome::io_error(errno, "open");

@@ -46,7 +46,7 @@ class SampleFile {
   SampleFile(SampleFile&&) noexcept = default;
   SampleFile& operator=(SampleFile&&) noexcept = default;
 
-  // The number of its bytes. Fails as a read of a folder does; Code::python where it is no regular file.
+  // The number of its bytes. Fails as a read of a folder does; Code::python where it is not a regular file.
   [[nodiscard]] Outcome size(std::uint64_t& bytes) const noexcept;
 
   // As preadv(2), with offsets from the first byte of the sample: the number of bytes read, fewer than asked for only

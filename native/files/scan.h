@@ -1,7 +1,7 @@
 // Listing folders: the scan behind ImageFolder, the check of its cache, and TensorFolder's listing.
 //
 // Threads: the functions may be called from any thread; scan_image_folder and folders_unchanged start
-// threads of their own and join them before they return. Memory: results own their bytes.
+// threads and join them before they return. Memory: results own their bytes.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace penstock {
 
-// What identifies one state of a folder's list of entries; all zero where the path is no folder. The
+// What identifies one state of a folder's list of entries; all zero where the path is not a folder. The
 // change time is there because a program can set the modification time back, but not the change time.
 struct FolderStamp {
   std::int64_t mtime_ns = 0;

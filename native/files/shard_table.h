@@ -40,7 +40,7 @@ class ShardTable final : public FileTable {
 
   [[nodiscard]] std::size_t size() const noexcept override { return rows_->size(); }
 
-  // The names are in a file of their own, which only messages need: this is empty.
+  // The names are in a separate file, which only messages need: this is empty.
   [[nodiscard]] std::string_view name(std::size_t) const noexcept override { return {}; }
   [[nodiscard]] std::size_t layout_hint(std::size_t i) const noexcept override;
 

@@ -4,7 +4,7 @@
 // A reading of the clock costs about 25 ns. A file's sample reads it once a stage, which no open() or
 // decoder notices; samples in memory, which cost little more than such a reading, are counted one by one and timed a
 // batch at a time. Where that time goes, which takes calls of the system, is read of one sample, or of one batch of
-// samples in memory, in 20 ms: its shares stand for all.
+// samples in memory, in 20 ms: its shares are taken for those of all.
 //
 // Threads: StageCounters are written by one thread at a time and read by any, at any time, without a lock; merge() may
 // be called by any thread. A StageClock belongs to one thread. Memory: plain numbers; counters fill cache lines of
@@ -142,7 +142,7 @@ class StageClock {
     meter();
   }
 
-  // A sample has gone through this stage: the time since the last call is counted for it.
+  // A sample has passed this stage: the time since the last call is counted for it.
   void lap(Stage stage) noexcept {
     if (counters_ == nullptr) return;
     const std::uint64_t nanoseconds = elapsed();

@@ -59,10 +59,13 @@ ThreadClock::Lap ThreadClock::lap(std::uint64_t nanoseconds) noexcept {
 }
 
 std::uint64_t ThreadClock::ready_now() noexcept {
-  const UniqueFd statistics(::open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC));
+  return ready_of(UniqueFd(::open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC)).get());
+}
+
+std::uint64_t ThreadClock::ready_of(int statistics) noexcept {
   std::array<char, 80> text{};
   unsigned long long running = 0, ready = 0;
-  if (::pread(statistics.get(), text.data(), text.size() - 1, 0) <= 0) return 0;
+  if (::pread(statistics, text.data(), text.size() - 1, 0) <= 0) return 0;
   return std::sscanf(text.data(), "%llu %llu", &running, &ready) == 2 ? ready : 0;
 }
 

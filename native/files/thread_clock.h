@@ -25,6 +25,8 @@ class ThreadClock {
   // Nanoseconds that the calling thread has waited for a processor so far. 0: the kernel does not tell. Source: the
   // second number of schedstat (the kernel's sched-stats.rst).
   static std::uint64_t ready_now() noexcept;
+  // Those of the thread whose schedstat is open.
+  static std::uint64_t ready_of(int statistics) noexcept;
   // Nanoseconds that the calling thread was on a processor so far.
   static std::uint64_t running_now() noexcept;
 

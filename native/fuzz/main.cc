@@ -159,7 +159,7 @@ int run(int argc, char** argv) {
     // The files of a corpus themselves come first.
     current.file = current.number < corpus.size() ? corpus[current.number]
                                                   : Mutator(corpus, current.seed << 40 ^ current.number).next();
-    // Memory of its own, so that a sanitizer knows where it ends.
+    // Separate memory, so that a sanitizer knows where it ends.
     const Bytes exact(current.file.begin(), current.file.end());
     if (const char* const wrong = pixels.fault(exact, current.number)) {
       std::fprintf(stderr, "penstock_fuzz: %s\n", wrong);

@@ -53,7 +53,7 @@ struct Jitter final : Augmentation {
 
 // RandomRotation and RandomAffine.
 struct RandomWarp final : Augmentation {
-  bool rotates = true;  // by Image.rotate alone
+  bool rotates = true;  // only by Image.rotate
   std::array<double, 2> degrees{};
   std::optional<std::array<double, 2>> translate, scale, shear_x, shear_y;
   std::optional<std::array<double, 2>> centre;

@@ -33,7 +33,7 @@ struct Output {
   bool copy = true;                  // uint8 as it is, no table
   std::vector<std::uint8_t> table;  // channels x 256 elements of the dtype's size (bytes; allocated for any alignment)
   std::optional<Standard> standard;  // arithmetic that gives the table, if there is one
-  std::array<Standard, kMaxChannels> standards;  // with it: the same for each channel alone
+  std::array<Standard, kMaxChannels> standards;  // with it: the same for each single channel
   std::vector<Fill> fills;
 };
 

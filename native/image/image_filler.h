@@ -74,7 +74,7 @@ class PixelCacheFiller;
 [[nodiscard]] Outcome fill_decoded(const Recipe& recipe, const SampleKey& key, const DecodedImage& image,
                                    const TensorSpec& want, std::uint8_t* row, TensorSpec& got, Scratch& all) noexcept;
 
-// Encoded images by name; without a table of its own, names come with each batch.
+// Encoded images by name; without a table, names come with each batch.
 class ImageFileFiller final : public Filler {
  public:
   ImageFileFiller(std::shared_ptr<const FileTable> table, std::shared_ptr<const Recipe> recipe, std::uint64_t max_pixels,

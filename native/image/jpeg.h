@@ -29,7 +29,7 @@
 
 namespace penstock {
 
-// Who decodes: for tests one of them alone.
+// What decodes: for tests one of them.
 enum class JpegWay : std::uint8_t { own_else_libjpeg, own, libjpeg };
 
 class JpegDecoder {
@@ -59,12 +59,12 @@ class JpegDecoder {
   // may be read. The pixels are the decoder's, valid until the next open(), decode() or destruction.
   // Rows need not be aligned: libjpeg's are not, on purpose (see jpeg.cc).
   // `states` (or nullptr) are those of this image's rows known so far, which save decoding what is above the box; those of
-  // rows that are passed are added. `luma`: of YCbCr the first component is decoded alone, as grey; only by jpeg/.
+  // rows that are passed are added. `luma`: of YCbCr only the first component is decoded, as grey; only by jpeg/.
   [[nodiscard]] Outcome decode(Box box, const std::uint8_t*& pixels, std::ptrdiff_t& row_stride,
                                jpeg::RowStates* states = nullptr, bool luma = false) noexcept;
 
   // Of the open image, which is closed by it: success promises that Pillow decodes the whole file without an error,
-  // whatever its entropy-coded data hold. That is known of the common form alone: sequential, one scan, restart markers
+  // whatever its entropy-coded data hold. That is known only of the common form: sequential, one scan, restart markers
   // at most within it. `end` is the position after its end-of-image marker: what follows, Pillow does not decode.
   // Without it the reason is that of Code::python.
   [[nodiscard]] Outcome certify(std::size_t& end) noexcept;

@@ -5,7 +5,7 @@
 // It is a file of a set size, little-endian: a header, a byte a sample (how many states are known), and a slot a sample
 // with the states of every row, or of every 2nd, 3rd, ... where a slot is too small for all.
 //
-// A slot is checked before each use: its CRC-32C is that of all bytes of the image's file that the states stand for, from
+// A slot is checked before each use: its CRC-32C is that of all bytes of the image's file that the states describe, from
 // the first byte of the file to the last state, followed by what is in the slot. What a decoder does with a state depends
 // on these bytes, and on those behind it, which it decodes. So a file that was changed, or a damaged slot, is noticed,
 // unless the change leaves the CRC-32C as it was: one of 2^32 does.

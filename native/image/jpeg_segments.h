@@ -28,7 +28,7 @@ struct JpegSegments {
 // looked for by end_of_scan() and libjpeg finds that of others.
 [[nodiscard]] bool has_end(const std::uint8_t* data, std::size_t size, std::size_t from);
 
-// Where the entropy-coded data from `at` on end: the position of the first marker that is no restart marker.
+// Where the entropy-coded data from `at` on end: the position of the first marker that is not a restart marker.
 [[nodiscard]] std::size_t end_of_scan(const std::uint8_t* data, std::size_t size, std::size_t at);
 
 }  // namespace penstock

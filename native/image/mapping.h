@@ -11,7 +11,7 @@
 
 namespace penstock {
 
-// The size of the result for sources of this size, where axis maps alone lead to it whatever is drawn: by crops, pads
+// The size of the result for sources of this size, where only axis maps lead to it whatever is drawn: by crops, pads
 // and flips. Zeros for a recipe that resizes or makes grey, and where torchvision would raise.
 [[nodiscard]] Extent mapped_size(const Recipe& recipe, Extent source);
 

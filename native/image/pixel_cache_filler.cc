@@ -28,7 +28,7 @@ void write_header(const DecodedImage& image, std::uint8_t* to) {
   put32(to + 12, static_cast<std::uint32_t>(image.channels));
 }
 
-// False where the bytes are no image of so many channels.
+// False where the bytes are not an image of so many channels.
 bool read_header(std::span<const std::uint8_t> bytes, int channels, DecodedImage& image) {
   if (bytes.size() < kHeaderBytes || le32(bytes.data()) != kMagic) return false;
   const std::uint32_t height = le32(bytes.data() + 4), width = le32(bytes.data() + 8), found = le32(bytes.data() + 12);

@@ -8,7 +8,7 @@
 
 namespace penstock {
 
-// What of each pixel: all of it, red and blue exchanged, or its first byte alone.
+// What of each pixel: all of it, red and blue exchanged, or only its first byte.
 enum class PixelBytes : std::uint8_t { rgb, bgr, first };
 
 // height x width pixels of three bytes, whose rows are `stride` bytes apart, to out.

@@ -55,7 +55,7 @@ class Standard {
   void pixels(const std::uint8_t* src, int count, bool reversed, float* dst) const;
   static constexpr int kLeastPixels = 8;
 
-  // The arithmetic of one channel alone, as that of a picture of one channel.
+  // The arithmetic of one channel, as that of a picture of one channel.
   [[nodiscard]] Standard of_channel(int channel) const;
 
  private:

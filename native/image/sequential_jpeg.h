@@ -21,7 +21,7 @@ class SequentialJpeg {
   explicit SequentialJpeg(const jpeg::Kernels& kernels) noexcept : decoder_(kernels) {}
 
   // The image that `header` is of, which libjpeg has read up to the entropy-coded data of the first scan, `data`. False:
-  // it is of another kind, or unusual, or damaged. luma: of YCbCr the first component alone is decoded, as grey. The rest
+  // it is of another kind, or unusual, or damaged. luma: of YCbCr only the first component is decoded, as grey. The rest
   // is as RegionDecoder::decode() says.
   [[nodiscard]] bool decode(const jpeg_decompress_struct& header, std::span<const std::uint8_t> data, Box box,
                             std::uint8_t* rgb, std::ptrdiff_t stride, jpeg::RowStates* states, bool luma) noexcept;

@@ -51,7 +51,7 @@ class EntropyDecoder {
   [[nodiscard]] bool decode(int mcus, const std::array<CoefficientRow, 3>& rows, int first_mcu) noexcept;
   // Passes over the next MCUs, of any number of rows.
   [[nodiscard]] bool skip(int mcus) noexcept;
-  // Before the first MCU of a row; nothing elsewhere, and beyond 512 MB. It depends on the bits up to its own alone.
+  // Before the first MCU of a row; nothing elsewhere, and beyond 512 MB. It depends only on the bits up to its own.
   [[nodiscard]] std::optional<RowState> state() const noexcept;
   // After the last MCU: the end-of-image marker follows, with nothing between that libjpeg would warn of.
   [[nodiscard]] bool finish() noexcept;

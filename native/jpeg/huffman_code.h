@@ -25,7 +25,7 @@ class HuffmanCode {
     int length = 0;  // bits of its code; 0: the bits begin with no code of the table
   };
 
-  // C.2. False: no prefix code, or one with a code of ones alone (which C.2 forbids).
+  // C.2. False: no prefix code, or one with a code of only ones (which C.2 forbids).
   [[nodiscard]] bool build(const HuffmanTable& table) noexcept;
   // F.2.2.3 DECODE: the symbol that 16 coming bits begin with.
   [[nodiscard]] Symbol find(std::uint32_t window) const noexcept;
@@ -94,7 +94,7 @@ class BlockTables {
   [[nodiscard]] bool build(const HuffmanTable& dc, const HuffmanTable& ac) noexcept;
 
   HuffmanCode dc_code, ac_code;
-  LookupTable first;  // a DC symbol, and the first AC symbol behind it; a DC symbol alone is a last symbol of 0 steps
+  LookupTable first;  // a DC symbol, and the first AC symbol behind it; a single DC symbol is a last symbol of 0 steps
   LookupTable ac;
 };
 

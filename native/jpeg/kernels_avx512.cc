@@ -2,7 +2,7 @@
 
 #include <immintrin.h>
 
-// g++ 11 and 12 take the undefined vectors of their own header for mistakes (GCC bug 105593).
+// g++ 11 and 12 take the undefined vectors of their header for mistakes (GCC bug 105593).
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 
 #define PENSTOCK_LANES __attribute__((target("avx2,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")))

@@ -43,7 +43,7 @@ inline constexpr std::size_t kLastCoefficient = 63;
   return value;
 }
 
-// A DC difference by itself. False: the bits are no code.
+// A DC difference by itself. False: the bits are not a code.
 [[gnu::always_inline]] inline bool decode_difference(BitReader& bits, const HuffmanCode& code, int& difference) {
   const HuffmanCode::Symbol symbol = code.find(static_cast<std::uint32_t>(bits.window >> 48));
   bits.drop(static_cast<unsigned>(symbol.length));
@@ -52,7 +52,7 @@ inline constexpr std::size_t kLastCoefficient = 63;
   return symbol.length > 0;
 }
 
-// One AC symbol by itself (F.2.2.2), behind coefficient `at` in zigzag order, which moves on. False: the bits are no code,
+// One AC symbol by itself (F.2.2.2), behind coefficient `at` in zigzag order, which moves on. False: the bits are not a code,
 // or a coefficient behind the last one.
 template <bool kStore>
 [[gnu::always_inline]] inline bool decode_coefficient(BitReader& bits, const HuffmanCode& code, std::size_t& at, std::int16_t* block) {

@@ -1,6 +1,6 @@
 // Shuffles that are evaluated position by position.
 //
-// KeyedPermutation is a function of (seed, epoch, position) alone: an unbalanced Feistel network over the
+// KeyedPermutation is a function of only (seed, epoch, position): an unbalanced Feistel network over the
 // next power of two, walked until the value falls below n (Black and Rogaway, "Ciphers with arbitrary finite
 // domains", 2002). Up to kTableSize samples it sorts by 64-bit keys instead, which makes every permutation
 // equally likely, where a network over few bits would not.

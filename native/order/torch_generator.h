@@ -4,7 +4,7 @@
 // Simulation 8, 1998), as ATen/core/MT19937RNGEngine.h has it; the distributions are those of ATen's
 // TransformationHelper.h and DistributionsHelper.h, the state is CPUGeneratorImpl's (torch.get_rng_state).
 //
-// Threads: an object belongs to one thread. Memory: 2.5 KB of its own; no allocation.
+// Threads: an object belongs to one thread. Memory: 2.5 KB in the object; no allocation.
 #pragma once
 
 #include <array>
@@ -21,7 +21,7 @@ class TorchGenerator {
   // As after torch.manual_seed(seed).
   explicit TorchGenerator(std::uint32_t seed) noexcept;
 
-  // Takes over what torch.get_rng_state() gives; false, and nothing changed: it is no such state.
+  // Takes over what torch.get_rng_state() gives; false, and nothing changed: it is not such a state.
   [[nodiscard]] bool load(std::span<const std::uint8_t> state) noexcept;
   // Writes what the engine is now into a state that load() has taken; nothing where no word was drawn since.
   void store(std::span<std::uint8_t> state) const noexcept;

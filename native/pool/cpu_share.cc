@@ -3,14 +3,13 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <array>
 #include <condition_variable>
-#include <cstdio>
 #include <mutex>
 #include <system_error>
 #include <thread>
 #include <utility>
 
+#include "files/thread_clock.h"
 #include "pool/block_signals.h"
 
 namespace penstock {
@@ -23,27 +22,19 @@ constexpr milliseconds kLook{20}, kWake{1};
 constexpr int kKept = 10;  // looks for which it goes on behind one that has seen a wait
 constexpr std::uint64_t kShare = 20;  // one part in so many of the time is much
 
-// The nanoseconds for which a thread was ready to run and waited, by its schedstat.
-std::uint64_t waited_now(int statistics) noexcept {
-  std::array<char, 80> text{};
-  unsigned long long running = 0, ready = 0;
-  if (::pread(statistics, text.data(), text.size() - 1, 0) <= 0) return 0;
-  return std::sscanf(text.data(), "%llu %llu", &running, &ready) == 2 ? ready : 0;
-}
-
 }  // namespace
 
 ReadyClock::ReadyClock() noexcept
     : statistics_(::open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC)),
       looked_(Clock::now()),
-      waited_(waited_now(statistics_.get())) {}
+      waited_(ThreadClock::ready_of(statistics_.get())) {}
 
 bool ReadyClock::is_old() const noexcept { return Clock::now() - looked_ >= kLook; }
 
 bool ReadyClock::waits() noexcept {
   const Clock::time_point before = std::exchange(looked_, Clock::now());
   const auto passed = static_cast<std::uint64_t>(std::chrono::nanoseconds(looked_ - before).count());
-  const std::uint64_t waited = waited_now(statistics_.get());
+  const std::uint64_t waited = ThreadClock::ready_of(statistics_.get());
   return waited - std::exchange(waited_, waited) > passed / kShare;
 }
 

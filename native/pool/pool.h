@@ -9,7 +9,7 @@
 //
 // Threads: submit, wait, take_python, run_here and the rest may be called from any thread; none of them
 // needs Python's lock, and wait and take_python block. The destructor joins the workers; in a process that
-// was forked off it leaves them alone, because they do not exist there (see abandoned()).
+// was forked off it does not touch them, because they do not exist there (see abandoned()).
 // Memory: a Pool owns its threads, their Scratch, and the Batch objects in flight. A batch's rows, and the
 // arrays that fillers borrow, belong to the caller and must outlive the batch's completion or the pool.
 #pragma once
@@ -66,7 +66,7 @@ struct Batch : std::enable_shared_from_this<Batch> {
   std::vector<std::int64_t> sample;   // per sample: index into the dataset
   std::vector<std::int64_t> position;  // per sample: where it stands in the order of the epoch, of all ranks
   std::vector<std::int32_t> source;   // per sample; empty when there is one source
-  std::shared_ptr<const PathTable> paths;  // per sample: its name; for sources without a table of their own
+  std::shared_ptr<const PathTable> paths;  // per sample: its name; for sources without a table
   std::shared_ptr<ReadList> reads;    // its files, field by field; null: there are none, or no readers
   const void* program = nullptr;      // for which it was prepared
   bool submitted = false;
@@ -100,7 +100,7 @@ struct Busy {
 };
 
 // What one worker does now, and has done; written by that worker only, read by anybody, without a lock.
-class alignas(64) Worker {  // cache lines of its own
+class alignas(64) Worker {  // its own cache lines
  public:
   using Clock = std::chrono::steady_clock;
 
@@ -139,7 +139,7 @@ class Pool {
   Pool& operator=(const Pool&) = delete;
   ~Pool();
 
-  // Lets readers know of a batch that is yet to be submitted: it lacks its fields only. A batch that is let go instead
+  // Lets readers know of a batch that is yet to be submitted: it lacks its fields only. A batch that is released instead
   // of being submitted is forgotten.
   void prepare(const std::shared_ptr<Batch>& batch);
 

@@ -1,4 +1,4 @@
-// Reading as a stage of its own: reader threads that bring the files of coming samples into memory, ahead of the workers.
+// Reading as a separate stage: reader threads that bring the files of coming samples into memory, ahead of the workers.
 //
 // What lies in memory is read by the worker that needs it, and there are no readers. Workers look, at some of their
 // samples, whether the thread slept for it (RUSAGE_THREAD counts that on every file system); where it did, readers start
@@ -49,7 +49,7 @@ struct ReadSlot {
 struct ReadList {
   explicit ReadList(std::vector<FileLocation> given) : files(std::move(given)), slots(new ReadSlot[files.size()]) {}
 
-  const std::vector<FileLocation> files;      // those without a table are no files
+  const std::vector<FileLocation> files;      // those without a table are not files
   const std::unique_ptr<ReadSlot[]> slots;    // one a file
   std::shared_ptr<const FileTable> names;     // the batch's own table, kept
   std::size_t next = 0;                       // the first slot that readers have not looked at; theirs
@@ -76,7 +76,7 @@ class ReadAhead {
   ReadAhead& operator=(const ReadAhead&) = delete;
   ~ReadAhead();
 
-  // Files that workers will ask for, after those added before. A list that its batch lets go is forgotten.
+  // Files that workers will ask for, after those added before. A list that its batch releases is forgotten.
   void add(const std::shared_ptr<ReadList>& list);
 
   // Takes what was brought for a file, after waiting for a reader that is at it. Null: the caller reads the file.

@@ -7,7 +7,7 @@
 namespace penstock {
 namespace {
 
-// A shorter sleep is no read of a storage, but a lock of the kernel's.
+// A shorter sleep is not a read of a storage, but a lock of the kernel's.
 constexpr double kLeastSleep = 30e-6;
 
 long sleeps_so_far() noexcept {

@@ -124,7 +124,7 @@ class Filler {
     return {};
   }
 
-  // The same filler of files whose bytes a cache keeps, by SampleKey::local; null where samples are no files.
+  // The same filler of files whose bytes a cache keeps, by SampleKey::local; null where samples are not files.
   [[nodiscard]] virtual std::shared_ptr<Filler> cached(std::shared_ptr<const SampleCache> cache) const {
     static_cast<void>(cache);
     return nullptr;

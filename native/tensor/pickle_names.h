@@ -1,4 +1,4 @@
-// The opcodes of a pickle, and the names in it that stand for element types.
+// The opcodes of a pickle, and the names in it of element types.
 //
 // Format: Python's pickletools, protocol 2; the names are those that torch.save writes.
 // Threads: pure functions. Memory: nothing is owned or allocated.
@@ -48,7 +48,7 @@ inline bool storage_dtype(std::string_view global, DType& dtype) {
   return false;
 }
 
-// The element type that a name stands for: "torch\nfloat32". False: none that is known.
+// The element type that a name means: "torch\nfloat32". False: none that is known.
 inline bool named_dtype(std::string_view global, DType& dtype) {
   if (!global.starts_with(kTorchModule)) return false;
   for (std::size_t i = 0; i < kDTypes.size(); ++i)

@@ -30,7 +30,7 @@ inline constexpr std::uint32_t kNoObject = 0xffffffff;
 struct PickledObject {
   ObjectKind kind = ObjectKind::none;
   bool wanted = false;           // the result holds it
-  bool frozen = false;           // of a dict: it stands for a tensor's hooks and stays empty
+  bool frozen = false;           // of a dict: it has the place of a tensor's hooks and stays empty
   DType dtype = DType::u8;       // of a dtype; of a storage class
   std::uint8_t name = 0;         // of a function; of a storage class: 1 where it is the one without an element type
   std::uint32_t first = 0;       // tuple, size, set, parameter: its parts are children()[first, first + count)

@@ -120,7 +120,7 @@ def crc32(data: bytes, before: int = 0) -> int:
 def crc32c(buffer: Buffer, seed: int = 0) -> int:
     """Return the CRC-32C (Castagnoli, RFC 3720) of a buffer, `seed` being that of the bytes before it.
 
-    Python's lock is let go for buffers of 16 KiB and more.
+    Python's lock is released for buffers of 16 KiB and more.
     """
 
 class RowFile:
@@ -185,7 +185,7 @@ class Recipe:
     ) -> None: ...
 
 def map_size(recipe: Recipe, width: int, height: int) -> tuple[int, int] | None:
-    """Return (height, width) of the result where crops, pads and flips alone lead to it, whatever is drawn."""
+    """Return (height, width) of the result where only crops, pads and flips lead to it, whatever is drawn."""
 
 def axis_maps(
     recipe: Recipe,
@@ -229,7 +229,7 @@ def draw_effects(recipe: Recipe, height: int, width: int, generator: torch.Gener
     The generator is afterwards as torchvision's own code would leave it; no other thread draws from it meanwhile.
 
     Raises:
-        ValueError: the recipe is no augmentation alone, or the generator has another state than is known.
+        ValueError: the recipe is not only an augmentation, or the generator has another state than is known.
     """
 
 def draw_effects_of_sample(recipe: Recipe, height: int, width: int, draws: SampleDraws) -> Effects:
@@ -316,7 +316,7 @@ class Filler:
     """Fills one row of a batch with one sample. Immutable."""
 
     def cached(self, cache: SampleCache) -> Filler | None:
-        """Return the same filler of files whose bytes a cache keeps; None where samples are no files."""
+        """Return the same filler of files whose bytes a cache keeps; None where samples are not files."""
 
 class GatherFiller(Filler):
     def __init__(self, rows: NDArray[np.uint8] | torch.Tensor, spec: Spec) -> None: ...
@@ -424,8 +424,8 @@ def transform_jpeg(recipe: Recipe, data: bytes, draws: Sequence[Any], out: torch
     """
 
 def take_integers(values: list[Any], positions: NDArray[np.int64], out: NDArray[np.int64]) -> bool:
-    """Write the values at these positions to `out`. False: one is no int itself, does not fit, or is not in the list;
-    what is written then is undefined. Raises ValueError where `out` is not as long as the positions.
+    """Write the values at these positions to `out`. False: one is not an int itself, does not fit, or is not in the
+    list; what is written then is undefined. Raises ValueError where `out` is not as long as the positions.
     """
 
 class ArrowColumn:
@@ -451,7 +451,7 @@ class ArrowColumn:
         """Return whether one of the rows, or a value within one, is null."""
 
     def write_lengths(self, rows: NDArray[np.int64], out: int) -> bool:
-        """Write the numbers of elements of lists to an address, as int64. False: a row is null, or is no list."""
+        """Write the numbers of elements of lists to an address, as int64. False: a row is null, or is not a list."""
 
     def write_flat(self, rows: NDArray[np.int64], out: int, room: int, dtype: str) -> bool:
         """Write the numbers of rows to an address, one row behind another: each one, or the elements of a list.
@@ -492,7 +492,7 @@ class ColumnRows:
         """Write rows one behind another, as `gather_rows` does. Negative numbers count from the end."""
 
 def write_integers(values: list[Any], out: int) -> bool:
-    """Write values to an address as int64. False: one is no int itself, or does not fit."""
+    """Write values to an address as int64. False: one is not an int itself, or does not fit."""
 
 class Stacker:
     """Copies plain tensors into rows of a batch.
@@ -566,7 +566,7 @@ class NotedIndices:
     """Yields the indices of a batch, each noted in a record that another process can read.
 
     record: int64 words: kind of the index (1: a number), stage, index, when its sample began (ns, CLOCK_MONOTONIC).
-    describe: called with each index that is no int of 64 bits, which it notes.
+    describe: called with each index that is not an int of 64 bits, which it notes.
     """
 
     def __init__(self, record: Buffer, indices: Iterable[Any], describe: Callable[[Any], object]) -> None: ...
@@ -673,7 +673,7 @@ class Pool:
         source: NDArray[np.int32] | None,
         names: bytes | None,
     ) -> PreparedBatch:
-        """Return a batch without its memory, which readers know of until it is submitted or let go.
+        """Return a batch without its memory, which readers know of until it is submitted or released.
 
         Args:
             local: the samples in their sources.
@@ -734,7 +734,7 @@ class Pool:
         """
 
     def stages(self) -> list[tuple[str, float, int]]:
-        """Return (stage, seconds, samples) for each stage that any sample has gone through since the pool was made.
+        """Return (stage, seconds, samples) for each stage that any sample has come through since the pool was made.
 
         The seconds are those of all threads together, the callers of run_here, wait and finish_pixels among them. A
         sample counts each time that it goes through a stage; one that fails there does not, but for a wrong CRC-32. Of
@@ -785,7 +785,7 @@ class TorchLoader:
     """Makes the objects of torch.save files, as torch.load(weights_only=True) does.
 
     Nothing that a file names is looked up or called. Storages own their memory and cannot be resized by torch. Any
-    number of threads may use one loader at once; Python's lock is let go while a file is read and parsed.
+    number of threads may use one loader at once; Python's lock is released while a file is read and parsed.
 
     Args:
         api: torch.Tensor.__dlpack_c_exchange_api__, or torch's function that makes a tensor of a DLPack capsule.
@@ -831,7 +831,7 @@ class TorchLoader:
 class NumpyLoader:
     """Makes the arrays of .npy files, in one dimension and the order of the file.
 
-    Any number of threads may use one loader at once; Python's lock is let go while a file is read and parsed.
+    Any number of threads may use one loader at once; Python's lock is released while a file is read and parsed.
 
     Args:
         empty: numpy.empty.
@@ -866,7 +866,7 @@ class NumpyLoader:
 class OpenCvLoader:
     """Makes the arrays of JPEG files that jpeg/ decodes, as OpenCV has them before it turns them.
 
-    Any number of threads may use one loader at once; Python's lock is let go while a file is read and decoded.
+    Any number of threads may use one loader at once; Python's lock is released while a file is read and decoded.
 
     Args:
         empty: numpy.empty, of bytes.
@@ -893,7 +893,7 @@ class NpzArchive:
         """Return the names of the records, in the order of the file."""
 
 class WavLoader:
-    """Reads ranges of WAV files. Any number of threads may use one at once; Python's lock is let go while it reads.
+    """Reads ranges of WAV files. Any number of threads may use one at once; Python's lock is released while it reads.
 
     A file that is left to another library is a refusal. What is found in a file of a code that is not among those of
     `trusted`, a mask, is the number of the code: an index of WavCode in native/tensor/wav_file.h.

@@ -25,7 +25,7 @@ class SampleFile:
     @staticmethod
     def memory(data: bytes) -> SampleFile: ...
     def size(self) -> int:
-        """Return the number of bytes. Raises ValueError where the file is no regular one."""
+        """Return the number of bytes. Raises ValueError where it is not a regular file."""
 
     def readv(self, rooms: list[int], offset: int) -> bytes:
         """Return what one call read into rooms of these sizes."""
@@ -108,7 +108,7 @@ def jpeg_decoders() -> list[str]:
 def decode_jpeg_by(
     data: bytes, name: str, box: tuple[int, int, int, int] | None = None, states: JpegRowStates | None = None
 ) -> NDArray[np.uint8] | str:
-    """Return what decode_jpeg() does, by one of jpeg_decoders() alone."""
+    """Return what decode_jpeg() does, by one of jpeg_decoders() only."""
 
 def resize(
     image: NDArray[np.uint8],

@@ -1,6 +1,6 @@
 """Calls of a user's code that were answered natively, or left to the original function: counted for each loader.
 
-A thread that works for a loader counts into an object of its own, without a lock; a `CallMeter` adds the objects of one
+A thread that works for a loader counts into its own object, without a lock; a `CallMeter` adds the objects of one
 loader up when somebody asks. A thread that works for no loader counts nothing.
 """
 
@@ -27,7 +27,7 @@ class RefusedCalls(NamedTuple):
 
     calls: int
     example: str
-    """A path of one of them; empty where the argument was no path. Long paths lack their beginning."""
+    """A path of one of them; empty where the argument was not a path. Long paths lack their beginning."""
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ class Weakly:
 class Beside(DataLoader[Any]):
     """Makes the passes of another loader, by that one's attributes at the time when a pass begins.
 
-    A copy of the other loader, or one that was pickled, gets one of its own.
+    A copy of the other loader, or one that was pickled, gets another one.
     """
 
     def __init__(self, loader: Any) -> None:  # not DataLoader's: torch has checked the arguments

@@ -1,4 +1,4 @@
-"""Every exception that Penstock raises of its own.
+"""Every exception that Penstock defines.
 
 Each derives from PenstockError and from a built-in exception too, so that code written for the plain Python dataset
 keeps catching what it caught.
@@ -65,7 +65,7 @@ class PenstockError(Exception):
         super().__init__(*(shown_lines(one) if isinstance(one, str) else one for one in arguments))
 
     def __str__(self) -> str:
-        # KeyError and OSError print their arguments in ways of their own; the message is one sentence here.
+        # KeyError and OSError print their arguments in other ways; the message is one sentence here.
         return str(self.args[0]) if self.args else ""
 
 

@@ -31,7 +31,7 @@ from penstock.workers.rows import gathers_indexed
 
 #: How many datasets of a ConcatDataset are looked at: they are alike as a rule.
 _ALIKE = 8
-#: What reads the files natively for which a dataset of a user's own calls these functions, and its page.
+#: What reads the files natively for which a user's dataset calls these functions, and its page.
 _SOURCES = {
     "torch.load": ("penstock.TensorFolder", "docs/tensors.md"),
     "numpy.load": ("penstock.TensorFolder with suffix='.npy'", "docs/tensors.md"),

@@ -209,7 +209,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             cluster=cluster,
         )
         executors = PassFactory(register_of(on_error, dataset), SeedWarnings(), given.caches, given.indexes)
-        # torch's __setattr__ looks each name up in a list of its own.
+        # torch's __setattr__ looks each name up in a list.
         vars(self).update(
             seed=seed,
             shard=shard,
@@ -421,7 +421,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """Make the next pass epoch number `epoch`; without it each pass is the next one. Reaches a user's sampler too.
 
         A pass that has begun, and has handed out nothing, becomes one of that epoch: Lightning calls iter() first.
-        Raises InvalidOption for a negative epoch, TypeError for what is no integer.
+        Raises InvalidOption for a negative epoch, TypeError for what is not an integer.
         """
         self._checkpoint.begin_with(epoch)
         given = self.sampler if self.batch_sampler is None else self.batch_sampler
@@ -577,7 +577,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             del arguments["prefetch_factor"]
         twin: DataLoader[Any] = DataLoader(dataset, **samples, **arguments)
         twin._checkpoint.epochs = self._checkpoint.epochs.copy()
-        twin._pass_factory.reach = self._pass_factory.reach
+        twin._pass_factory.seed_warnings = self._pass_factory.seed_warnings
         return twin
 
     @property

@@ -106,7 +106,7 @@ class LoopMeter:
     """Adds up the times of all passes of a loader. Any thread may call any method.
 
     Args:
-        counter: of the loader; None: one of its own.
+        counter: of the loader; None: a new one.
 
     Attributes:
         failed: errors that the loops got in a batch's place.
@@ -141,7 +141,7 @@ class LoopMeter:
 
     @property
     def open(self) -> bool:
-        """Whether the pass that began last is neither gone through to its end nor left."""
+        """Whether the pass that began last has neither come to its end nor been left."""
         clock = self.latest()
         return clock is not None and not clock.over
 
@@ -156,7 +156,7 @@ class LoopMeter:
                 process, machine, queued = map(operator.sub, self._ran, before)
                 self._cpu += process
                 self._machine_cpu += machine
-                self._queued += min(max(0.0, queued), passed)  # another thread may have gone on with the loop
+                self._queued += min(max(0.0, queued), passed)  # another thread may have continued the loop
             first, self.when_long = self.when_long, None
         if first is not None:
             first()
@@ -173,7 +173,7 @@ class LoopMeter:
 class LoopClock(Observer):
     """Measures the loop over one pass: the last of the observers of what its user gets.
 
-    over: the pass was gone through to its end.
+    over: the pass came to its end.
     """
 
     over = False

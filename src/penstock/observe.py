@@ -96,7 +96,7 @@ class Observer:
         """Take note of an error that its user gets in a batch's place."""
 
     def ended(self) -> None:
-        """Take note that the pass was gone through to its end."""
+        """Take note that the pass came to its end."""
 
 
 Observers = tuple[Observer, ...]

@@ -135,7 +135,7 @@ class NativePlan:
         return found
 
     def names(self, leaves: LeafNumbers | None, local: Indices) -> bytes | None:
-        """Return the files of a batch, each followed by a NUL, where the sources have no table of their own."""
+        """Return the files of a batch, each followed by a NUL, where the sources have no table."""
         if not self._named:
             return None
         names = [b"."] * len(local)
@@ -200,7 +200,7 @@ class PythonPlan:
     kept: Kept = field(default_factory=Kept)
     """Of the files that it reads."""
     foreign: tuple[object, type] | None = None
-    """The dataset, and its class, where that is one that no adapter stands for: nothing of it can be native, whatever
+    """The dataset, and its class, where that is one that no adapter serves: nothing of it can be native, whatever
     the dataset does now, and the plan serves each pass."""
 
     @property
@@ -259,7 +259,7 @@ def _why_python(dataset: object, batched: bool, collate_fn: object, worker_init_
 def _plan_known(
     dataset: object, batched: bool, collate_fn: object, worker_init_fn: object, raw: bool, kept: Kept
 ) -> Plan:
-    """Decide who reads a dataset of a class that an adapter stands for."""
+    """Decide who reads a dataset of a class that an adapter serves."""
     refusal = refuse_options(batched, collate_fn, worker_init_fn)
     if refusal is None:
         found = _natively(dataset, raw, kept)

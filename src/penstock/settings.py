@@ -252,7 +252,7 @@ def check_kinds(dataset: object, collate_fn: object, **switches: object) -> None
 def check_numbers(
     *, num_workers: Any, batch_size: Any, timeout: Any, prefetch_factor: Any, snapshot_every_n_steps: Any
 ) -> None:
-    """Raise TypeError for what is no number; InvalidOption, a ValueError, for a number of samples or steps."""
+    """Raise TypeError for what is not a number; InvalidOption, a ValueError, for a number of samples or steps."""
     for name, value in (("num_workers", num_workers), ("prefetch_factor", prefetch_factor)):
         if value is not None and not hasattr(value, "__index__"):
             raise TypeError(f"{name} must be an integer, or None for the default, not {value!r}")

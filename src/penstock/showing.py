@@ -13,7 +13,7 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"<>]*[^\s\"<>.,;:)\]}']")
 
 
 def shown(text: str) -> str:
-    """Return text on one line, as repr() would: line ends, control characters and bytes that are no UTF-8 are escapes.
+    """Return text on one line, as repr() would: line ends, control characters and bytes that are not UTF-8 are escapes.
 
     URLs in it have no user, password and query.
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +90,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def main(folder: Path) -> None:
+def main(verb: str, folder: Path) -> None:
     begin()
     results: dict[str, Any] = {}
     for name, case in CASES.items():
@@ -102,8 +101,4 @@ def main(folder: Path) -> None:
             "ours": run(penstock.DataLoader, {}, *case),
             "with own": run(penstock.DataLoader, own, *case),
         }
-    end(folder / "found", results)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[2]))
+    end(folder / verb, results)

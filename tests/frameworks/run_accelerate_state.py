@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -124,7 +123,3 @@ def main(verb: str, folder: Path) -> None:
         else:
             results[name] = {step: case.gone_on(folder / name / str(step)) for step in STEPS}
     end(folder / verb, results)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))

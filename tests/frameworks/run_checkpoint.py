@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -58,7 +57,3 @@ def main(what: str, folder: Path) -> None:
         mine = {name: list(handed(loader, loader)) for name, loader in given.items()}
     assert saved["model"]["weight"].eq(1).all()
     end(folder / what, mine)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))

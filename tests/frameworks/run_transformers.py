@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import json
-import sys
 import zlib
 from collections.abc import Callable
 from functools import partial
@@ -313,7 +312,3 @@ def main(verb: str, folder: Path) -> None:
         (folder / "one.json").write_text(json.dumps(run_all(ONE, folder)))
     else:
         end(folder / verb, run_all(TWO, folder))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))

@@ -10,6 +10,7 @@ import inspect
 import pickle
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,9 @@ from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DataLoaderConfiguration
 
 from tests.data import photo_files
-from tests.frameworks import run_accelerate
-from tests.frameworks.launching import launched
+from tests.frameworks.launching import found_in, launched
 from tests.frameworks.run_accelerate import CASES, OWN
+from tests.made_once import made_once
 from tests.resources import run_script
 from tests.same import assert_same
 from tests.values import flat, listed
@@ -43,7 +44,7 @@ NUMBERS = tud.TensorDataset(torch.arange(22))
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return launched(run_accelerate.__file__, tmp_path_factory.mktemp("accelerate"))
+    return found_in(made_once(tmp_path_factory, "accelerate", partial(launched, "run_accelerate", found=2)))
 
 
 @pytest.mark.parametrize("case", CASES)

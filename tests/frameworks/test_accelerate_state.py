@@ -24,13 +24,13 @@ from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DataLoaderConfiguration
 
 from tests.data import Stream
-from tests.frameworks.launching import launched
+from tests.frameworks.launching import found_in, launched
 from tests.frameworks.run_accelerate_state import BATCH, CASES, EPOCH, EPOCHS, SAMPLES, STEPS, Case, Seen, numbers
+from tests.made_once import made_once
 from tests.values import stored
 
 pytestmark = pytest.mark.timeout(600)  # see launching.run
 
-SCRIPT = Path(__file__).with_name("run_accelerate_state.py")
 SEEDED = CASES["seeded"]
 UNPREPARED = [name for name, case in CASES.items() if not case.prepared]
 
@@ -76,8 +76,8 @@ def fresh() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]], list[dict[str, Any]]]:
     """What two ranks saw and saved, and what two others saw that went on."""
-    folder = tmp_path_factory.mktemp("state")
-    return folder, launched(SCRIPT, folder, "save"), launched(SCRIPT, folder, "load")
+    folder = made_once(tmp_path_factory, "accelerate-state", partial(launched, "run_accelerate_state", save=2, load=2))
+    return folder, found_in(folder, "save"), found_in(folder, "load")
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -18,6 +18,7 @@ import penstock
 from tests.data import Drawing, Placed
 from tests.frameworks import run_checkpoint
 from tests.frameworks.launching import found_in, launched
+from tests.made_once import made_once
 from tests.same import assert_same
 from tests.values import flat, taken
 
@@ -148,10 +149,7 @@ def test_an_iterable_dataset_with_a_state_of_its_own(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Save with two ranks, go on with two; return the folder."""
-    folder = tmp_path_factory.mktemp("checkpoint")
-    for what in ("save", "load"):
-        launched(run_checkpoint.__file__, folder, what)
-    return folder
+    return made_once(tmp_path_factory, "checkpoint", lambda folder: launched("run_checkpoint", folder, save=2, load=2))
 
 
 def handed(folder: Path, what: str, name: str) -> list[tuple[int, str]]:

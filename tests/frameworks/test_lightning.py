@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 import penstock
 from tests.frameworks.launching import found_in, run
+from tests.made_once import made_once
 
 pytest.importorskip("lightning", reason="lightning is not installed: pip install lightning")
 
@@ -28,9 +30,8 @@ pytestmark = pytest.mark.timeout(600)  # see launching.run
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     if not torch.distributed.is_gloo_available():
         pytest.skip("this torch was built without gloo")
-    folder = tmp_path_factory.mktemp("lightning")
-    run(run_lightning.__file__, str(folder), cwd=folder)
-    return found_in(folder)
+    fit = partial(run, run_lightning.__file__, ".")
+    return found_in(made_once(tmp_path_factory, "lightning", lambda folder: fit(cwd=folder)))
 
 
 def expected(rank: int, epoch: int, shuffle: bool, seed: int = 0) -> list[list[int]]:

@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from tests.frameworks.launching import TORCHRUN, needs_gloo, run
+from tests.made_once import made_once
 from tests.test_examples import RECIPE, bright_and_dark
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "ddp.py"
@@ -23,8 +24,11 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def output() -> str:
-    return run(*TORCHRUN, str(SCRIPT), "--samples", str(SAMPLES))
+def output(tmp_path_factory: pytest.TempPathFactory) -> str:
+    def make(folder: Path) -> None:
+        (folder / "said").write_text(run(*TORCHRUN, str(SCRIPT), "--samples", str(SAMPLES)))
+
+    return (made_once(tmp_path_factory, "torchrun", make) / "said").read_text()
 
 
 def seen(output: str, epoch: int, rank: int) -> list[int]:

@@ -3,44 +3,35 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.frameworks.launching import launched, run
+from tests.frameworks.launching import found_in, launched
+from tests.made_once import made_once
 
 if find_spec("trl") is None or find_spec("transformers") is None:
     pytest.skip("trl is not installed: pip install trl", allow_module_level=True)
 
 pytestmark = pytest.mark.timeout(600)  # see launching.run
 
-SCRIPT = Path(__file__).with_name("run_transformers.py")
 #: Their first batch behind the checkpoint is made before Trainer restores the generators, or is the epoch's first.
 OTHERWISE = {"resumed, masked", "resumed, not skipped"}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def run_both(folder: Path) -> None:
+    """Run the cases of one process, then those of two ranks, which continue from a checkpoint of the one, too."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HUB_OFFLINE", "1")
         patch.setenv("TOKENIZERS_PARALLELISM", "false")
-        yield tmp_path_factory.mktemp("transformers")
+        launched("run_transformers", folder, one=1, found=2)
 
 
 @pytest.fixture(scope="module")
-def one(folder: Path) -> Any:
-    """What one process has found."""
-    run(str(SCRIPT), "one", str(folder))
-    return json.loads((folder / "one.json").read_text())
-
-
-@pytest.fixture(scope="module")
-def ranks(folder: Path, one: Any) -> list[Any]:
-    """What each of two ranks has found, which continue from a checkpoint of the one process too."""
-    return launched(SCRIPT, folder)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made_once(tmp_path_factory, "transformers", run_both)
 
 
 def check(cases: dict[str, dict[str, Any]], names: int) -> None:
@@ -57,10 +48,10 @@ def check(cases: dict[str, dict[str, Any]], names: int) -> None:
             assert (ours["seen"], ours["end"]) == (ours["whole"][-behind:], ours["whole end"]), name
 
 
-def test_one_process(one: Any) -> None:
-    check(one, 25)
+def test_one_process(folder: Path) -> None:
+    check(json.loads((folder / "one.json").read_text()), 25)
 
 
-def test_two_ranks(ranks: list[Any]) -> None:
-    for rank in ranks:
+def test_two_ranks(folder: Path) -> None:
+    for rank in found_in(folder):
         check(rank, 11)

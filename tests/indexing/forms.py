@@ -13,22 +13,38 @@ import os
 import tempfile
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.utils.data import Dataset
 
+if TYPE_CHECKING:
+
+    class Stored(Dataset[Any]):
+        def __init__(self, *given: Any, **named: Any) -> None: ...
+        def __getattr__(self, name: str) -> Any: ...
+else:
+    Stored = Dataset  # whose attributes `form` sets
+
 SIZE = 23
 FORMS: dict[str, Callable[[], Any]] = {}
 
 
-def form(*arguments: Any) -> Callable[[Any], Any]:
-    """Enter a class with its arguments, or the functions that make them."""
+def form(*arguments: Any, **attributes: Any) -> Callable[[Any], Any]:
+    """Enter a class with its arguments, or the functions that make them.
+
+    attributes: of a class whose `__init__` does no more than set them; the first has a sample's part for each sample.
+    """
 
     def enter(kind: Any) -> Any:
-        FORMS[kind.__name__] = lambda: kind(*(one() if callable(one) else one for one in arguments))
+        if attributes:
+            kind.__init__ = lambda self, *given: self.__dict__.update(zip(attributes, given, strict=True))
+        if "__len__" not in vars(kind) and attributes:
+            kind.__len__ = lambda self: len(getattr(self, next(iter(attributes))))
+        values = arguments or attributes.values()
+        FORMS[kind.__name__] = lambda: kind(*(one() if callable(one) else one for one in values))
         return kind
 
     return enter
@@ -106,218 +122,109 @@ def mapped(values: np.ndarray, mode: Any = "r") -> np.memmap:
 # --- tensors, arrays, lists -------------------------------------------------------------------------------------------
 
 
-@form(tensors, class_tensor)
-class TensorPair(Dataset[Any]):
-    def __init__(self, X, y):
-        self.X = X
-        self.y = y
-
-    def __len__(self):
-        return len(self.X)
-
+@form(X=tensors, y=class_tensor)
+class TensorPair(Stored):
     def __getitem__(self, idx):
         return self.X[idx], self.y[idx]
 
 
-@form(doubles, classes)
-class ArrayPair(Dataset[Any]):
-    def __init__(self, X, y):
-        self.X, self.y = X, y
-
-    def __len__(self):
-        return self.X.shape[0]
-
+@form(X=doubles, y=classes)
+class ArrayPair(Stored):
     def __getitem__(self, index):
         return self.X[index], self.y[index]
 
 
-@form(token_rows, class_list)
-class ListPair(Dataset[Any]):
-    def __init__(self, data, labels):
-        self.data = data
-        self.labels = labels
-
-    def __len__(self):
-        return len(self.labels)
-
+@form(data=token_rows, labels=class_list)
+class ListPair(Stored):
     def __getitem__(self, idx):
         data = self.data[idx]
         label = self.labels[idx]
         return data, label
 
 
-@form(token_rows, class_list)
-class TensorOfList(Dataset[Any]):
-    def __init__(self, data, labels):
-        self.data = data
-        self.labels = labels
-
-    def __len__(self):
-        return len(self.data)
-
+@form(data=token_rows, labels=class_list)
+class TensorOfList(Stored):
     def __getitem__(self, idx):
         return torch.tensor(self.data[idx], dtype=torch.long), torch.tensor(self.labels[idx], dtype=torch.float)
 
 
-@form(doubles, class_list)
-class TensorOfArray(Dataset[Any]):
-    def __init__(self, x, labels):
-        self.x = x
-        self.labels = labels
-
-    def __len__(self):
-        return len(self.x)
-
+@form(x=doubles, labels=class_list)
+class TensorOfArray(Stored):
     def __getitem__(self, i):
         return torch.tensor(self.x[i], dtype=torch.float32), self.labels[i]
 
 
-@form(floats, classes)
-class FromNumpyDict(Dataset[Any]):
-    def __init__(self, features, targets):
-        self.features = features
-        self.targets = targets
-
-    def __len__(self):
-        return self.features.shape[0]
-
+@form(features=floats, targets=classes)
+class FromNumpyDict(Stored):
     def __getitem__(self, idx):
         dct = {"x": torch.from_numpy(self.features[idx, :]), "y": torch.tensor(self.targets[idx], dtype=torch.long)}
         return dct
 
 
-@form(lambda: numbers(3, 6, 5).astype(np.float32), lambda: numbers(1, 6, 5).astype(np.float32))
-class FromNumpyImages(Dataset[Any]):
-    def __init__(self, images, masks):
-        self.images = images
-        self.masks = masks
-
-    def __len__(self):
-        return len(self.images)
-
+@form(images=lambda: numbers(3, 6, 5).astype(np.float32), masks=lambda: numbers(1, 6, 5).astype(np.float32))
+class FromNumpyImages(Stored):
     def __getitem__(self, idx):
         return {"image": torch.from_numpy(self.images[idx]), "mask": torch.from_numpy(self.masks[idx])}
 
 
-@form(floats, class_list)
-class FloatTensorForm(Dataset[Any]):
-    def __init__(self, x, y):
-        self.x = x
-        self.y = y
-
-    def __len__(self):
-        return len(self.x)
-
+@form(x=floats, y=class_list)
+class FloatTensorForm(Stored):
     def __getitem__(self, idx):
         return torch.FloatTensor(self.x[idx]), torch.LongTensor([self.y[idx]])
 
 
-@form(doubles, doubles)
-class AsTensor(Dataset[Any]):
-    def __init__(self, x, y):
-        self.x, self.y = x, y
-
-    def __len__(self):
-        return len(self.x)
-
+@form(x=doubles, y=doubles)
+class AsTensor(Stored):
     def __getitem__(self, idx):
         return torch.as_tensor(self.x[idx]).float(), torch.as_tensor(self.y[idx], dtype=torch.float64)
 
 
-@form(doubles, classes)
-class Scalars(Dataset[Any]):
-    def __init__(self, x, y):
-        self.x, self.y = x, y
-
-    def __len__(self):
-        return len(self.y)
-
+@form(x=doubles, y=classes)
+class Scalars(Stored):
     def __getitem__(self, idx):
         return self.x[idx].astype(np.float32), np.float32(self.y[idx]), int(self.y[idx]), float(self.x[idx, 0])
 
 
-@form(tensors, class_tensor)
-class ItemOfTensor(Dataset[Any]):
-    def __init__(self, x, y):
-        self.x, self.y = x, y
-
-    def __len__(self):
-        return len(self.y)
-
+@form(x=tensors, y=class_tensor)
+class ItemOfTensor(Stored):
     def __getitem__(self, idx):
         return self.x[idx].clone().detach(), self.y[idx].item()
 
 
-@form(tensors, class_tensor)
-class Converted(Dataset[Any]):
-    def __init__(self, x, y):
-        self.x, self.y = x, y
-
-    def __len__(self):
-        return len(self.y)
-
+@form(x=tensors, y=class_tensor)
+class Converted(Stored):
     def __getitem__(self, idx):
         return self.x[idx].to(torch.float64), self.y[idx].to(torch.int32), self.x[idx].long(), self.y[idx] > 1
 
 
-@form(lambda: [torch.randn(4, 3, generator=torch.Generator().manual_seed(i)) for i in range(SIZE)])
-class ListOfTensors(Dataset[Any]):
-    def __init__(self, tensors):
-        self.tensors = tensors
-
-    def __len__(self):
-        return len(self.tensors)
-
+@form(tensors=lambda: [torch.randn(4, 3, generator=torch.Generator().manual_seed(i)) for i in range(SIZE)])
+class ListOfTensors(Stored):
     def __getitem__(self, idx):
         return self.tensors[idx]
 
 
-@form(lambda: [row for row in floats()], class_list)
-class ListOfArrays(Dataset[Any]):
-    def __init__(self, rows, y):
-        self.rows, self.y = rows, y
-
-    def __len__(self):
-        return len(self.rows)
-
+@form(rows=lambda: [row for row in floats()], y=class_list)
+class ListOfArrays(Stored):
     def __getitem__(self, idx):
         x = np.array(self.rows[idx], dtype=np.float32)
         return torch.from_numpy(x), self.y[idx]
 
 
-@form(lambda: [*zip(tensors(), class_list(), strict=True)])
-class ListOfPairs(Dataset[Any]):
-    def __init__(self, data):
-        self.data = data
-
-    def __len__(self):
-        return len(self.data)
-
+@form(data=lambda: [*zip(tensors(), class_list(), strict=True)])
+class ListOfPairs(Stored):
     def __getitem__(self, idx):
         x, y = self.data[idx]
         return x, y
 
 
-@form(lambda: tuple(zip(texts(), class_list(), strict=True)))
-class TupleOfTexts(Dataset[Any]):
-    def __init__(self, data):
-        self.data = data
-
-    def __len__(self):
-        return len(self.data)
-
+@form(data=lambda: tuple(zip(texts(), class_list(), strict=True)))
+class TupleOfTexts(Stored):
     def __getitem__(self, idx):
         return self.data[idx]
 
 
-@form(lambda: [{"x": x, "y": y} for x, y in zip(token_rows(), class_list(), strict=True)])
-class Records(Dataset[Any]):
-    def __init__(self, records):
-        self.records = records
-
-    def __len__(self):
-        return len(self.records)
-
+@form(records=lambda: [{"x": x, "y": y} for x, y in zip(token_rows(), class_list(), strict=True)])
+class Records(Stored):
     def __getitem__(self, idx):
         record = self.records[idx]
         return {"x": torch.tensor(record["x"]), "y": record["y"]}
@@ -335,15 +242,8 @@ class Unzipped(Dataset[Any]):
         return torch.LongTensor(self.first[i]), torch.LongTensor(self.second[i]), torch.FloatTensor([self.score[i]])
 
 
-@form(texts, class_list)
-class TextAndLabel(Dataset[Any]):
-    def __init__(self, texts, labels):
-        self.texts = texts
-        self.labels = labels
-
-    def __len__(self):
-        return len(self.labels)
-
+@form(texts=texts, labels=class_list)
+class TextAndLabel(Stored):
     def __getitem__(self, idx):
         text = self.texts[idx]
         label = self.labels[idx]
@@ -351,26 +251,14 @@ class TextAndLabel(Dataset[Any]):
         return sample
 
 
-@form(class_list)
-class ScalarOnly(Dataset[Any]):
-    def __init__(self, values):
-        self.values = values
-
-    def __len__(self):
-        return len(self.values)
-
+@form(values=class_list)
+class ScalarOnly(Stored):
     def __getitem__(self, idx):
         return self.values[idx]
 
 
-@form(lambda: list(numbers()), lambda: [bool(k % 2) for k in range(SIZE)])
-class FloatsAndBools(Dataset[Any]):
-    def __init__(self, values, flags):
-        self.values, self.flags = values, flags
-
-    def __len__(self):
-        return len(self.values)
-
+@form(values=lambda: list(numbers()), flags=lambda: [bool(k % 2) for k in range(SIZE)])
+class FloatsAndBools(Stored):
     def __getitem__(self, idx):
         return [self.values[idx], self.flags[idx], float(self.values[idx])]
 
@@ -378,41 +266,27 @@ class FloatsAndBools(Dataset[Any]):
 # --- tokens -----------------------------------------------------------------------------------------------------------
 
 
-@form(lambda: {"input_ids": token_rows(), "attention_mask": [[1] * 5 + [0] * 2] * SIZE}, class_list)
-class Encodings(Dataset[Any]):
-    def __init__(self, encodings, labels):
-        self.encodings = encodings
-        self.labels = labels
-
+@form(encodings=lambda: {"input_ids": token_rows(), "attention_mask": [[1] * 5 + [0] * 2] * SIZE}, labels=class_list)
+class Encodings(Stored):
     def __getitem__(self, idx):
         item = {key: torch.tensor(val[idx]) for key, val in self.encodings.items()}
         item["labels"] = torch.tensor(self.labels[idx])
         return item
 
-    def __len__(self):
-        return len(self.labels)
 
-
-@form(lambda: {"input_ids": torch.tensor(token_rows()), "attention_mask": torch.ones(SIZE, 7).long()}, class_list)
-class TensorEncodings(Dataset[Any]):
-    def __init__(self, encodings, labels):
-        self.encodings = encodings
-        self.labels = labels
-
+@form(
+    encodings=lambda: {"input_ids": torch.tensor(token_rows()), "attention_mask": torch.ones(SIZE, 7).long()},
+    labels=class_list,
+)
+class TensorEncodings(Stored):
     def __getitem__(self, idx):
         item = {key: val[idx].clone().detach() for key, val in self.encodings.items()}
         item["labels"] = torch.tensor(self.labels[idx])
         return item
 
-    def __len__(self):
-        return len(self.labels)
 
-
-@form(lambda: SimpleNamespace(input_ids=np.array(token_rows()), masks=np.ones((SIZE, 7), np.int64)))
-class EncodingAttributes(Dataset[Any]):
-    def __init__(self, encodings):
-        self.encodings = encodings
-
+@form(encodings=lambda: SimpleNamespace(input_ids=np.array(token_rows()), masks=np.ones((SIZE, 7), np.int64)))
+class EncodingAttributes(Stored):
     def __len__(self):
         return len(self.encodings.input_ids)
 
@@ -424,12 +298,8 @@ class EncodingAttributes(Dataset[Any]):
         }
 
 
-@form(lambda: torch.from_numpy(token_stream().astype(np.int64)), 8)
-class TokenWindows(Dataset[Any]):
-    def __init__(self, data, block_size):
-        self.data = data
-        self.block_size = block_size
-
+@form(data=lambda: torch.from_numpy(token_stream().astype(np.int64)), block_size=8)
+class TokenWindows(Stored):
     def __len__(self):
         return len(self.data) - self.block_size
 
@@ -440,12 +310,8 @@ class TokenWindows(Dataset[Any]):
         return x, y
 
 
-@form(lambda: mapped(token_stream()), 16)
-class MappedWindows(Dataset[Any]):
-    def __init__(self, data, block_size):
-        self.data = data
-        self.block_size = block_size
-
+@form(data=lambda: mapped(token_stream()), block_size=16)
+class MappedWindows(Stored):
     def __len__(self):
         return len(self.data) - self.block_size
 
@@ -474,12 +340,8 @@ class CharacterWindows(Dataset[Any]):
         return x, y
 
 
-@form(lambda: mapped(token_stream()), 4)
-class DisjointBlocks(Dataset[Any]):
-    def __init__(self, tokens, length):
-        self.tokens = tokens
-        self.length = length
-
+@form(tokens=lambda: mapped(token_stream()), length=4)
+class DisjointBlocks(Stored):
     def __len__(self):
         return (len(self.tokens) - 1) // self.length
 
@@ -494,12 +356,8 @@ class DisjointBlocks(Dataset[Any]):
 # --- time series ------------------------------------------------------------------------------------------------------
 
 
-@form(lambda: numbers(3, seed=8), 5)
-class SeriesWindows(Dataset[Any]):
-    def __init__(self, series, seq_len):
-        self.series = series
-        self.seq_len = seq_len
-
+@form(series=lambda: numbers(3, seed=8), seq_len=5)
+class SeriesWindows(Stored):
     def __len__(self):
         return len(self.series) - self.seq_len
 
@@ -509,11 +367,8 @@ class SeriesWindows(Dataset[Any]):
         return torch.tensor(x, dtype=torch.float32), torch.tensor(y, dtype=torch.float32)
 
 
-@form(lambda: torch.arange(80.0).reshape(40, 2), 6, 2, 2)
-class SteppedWindows(Dataset[Any]):
-    def __init__(self, data, window, horizon, step):
-        self.data, self.window, self.horizon, self.step = data, window, horizon, step
-
+@form(data=lambda: torch.arange(80.0).reshape(40, 2), window=6, horizon=2, step=2)
+class SteppedWindows(Stored):
     def __len__(self):
         return (len(self.data) - self.window - self.horizon) // self.step + 1
 
@@ -524,12 +379,9 @@ class SteppedWindows(Dataset[Any]):
         return x, y
 
 
-@form(lambda: numbers(2, seed=9).astype(np.float32), lambda: numbers(seed=10).astype(np.float32), 4)
-class PastWindows(Dataset[Any]):
+@form(features=lambda: numbers(2, seed=9).astype(np.float32), target=lambda: numbers(seed=10).astype(np.float32), lag=4)
+class PastWindows(Stored):
     """Targets of the index, features of the window that ends there."""
-
-    def __init__(self, features, target, lag):
-        self.features, self.target, self.lag = features, target, lag
 
     def __len__(self):
         return self.features.shape[0] - self.lag + 1
@@ -539,11 +391,8 @@ class PastWindows(Dataset[Any]):
         return torch.from_numpy(x), self.target[index + self.lag - 1]
 
 
-@form(lambda: torch.arange(7.0 * SIZE * 2).reshape(7, SIZE, 2))
-class MiddleDimension(Dataset[Any]):
-    def __init__(self, x):
-        self.x = x
-
+@form(x=lambda: torch.arange(7.0 * SIZE * 2).reshape(7, SIZE, 2))
+class MiddleDimension(Stored):
     def __len__(self):
         return self.x.shape[1]
 
@@ -554,43 +403,22 @@ class MiddleDimension(Dataset[Any]):
 # --- images -----------------------------------------------------------------------------------------------------------
 
 
-@form(lambda: torch.from_numpy(images()), class_tensor)
-class Digits(Dataset[Any]):
-    def __init__(self, data, targets):
-        self.data = data
-        self.targets = targets
-
-    def __len__(self):
-        return len(self.data)
-
+@form(data=lambda: torch.from_numpy(images()), targets=class_tensor)
+class Digits(Stored):
     def __getitem__(self, index):
         image = self.data[index].float() / 255.0
         return image.unsqueeze(0), self.targets[index]
 
 
-@form(colours, classes)
-class ChannelsFirst(Dataset[Any]):
-    def __init__(self, images, labels):
-        self.images = images
-        self.labels = labels
-
-    def __len__(self):
-        return len(self.images)
-
+@form(images=colours, labels=classes)
+class ChannelsFirst(Stored):
     def __getitem__(self, index):
         image = torch.from_numpy(self.images[index]).permute(2, 0, 1).float().div(255)
         return image, torch.tensor(self.labels[index]).long()
 
 
-@form(colours, classes)
-class TransposedArray(Dataset[Any]):
-    def __init__(self, images, labels):
-        self.images = images
-        self.labels = labels
-
-    def __len__(self):
-        return len(self.images)
-
+@form(images=colours, labels=classes)
+class TransposedArray(Stored):
     def __getitem__(self, index):
         image = self.images[index].transpose((2, 0, 1)).astype(np.float32) / 255
         return image, self.labels[index]
@@ -639,14 +467,8 @@ class WithTransforms(Dataset[Any]):
         return img, target
 
 
-@form(lambda: torch.from_numpy(images()), class_list, lambda: lambda x: x.float() * 2)
-class WithOwnTransform(Dataset[Any]):
-    def __init__(self, data, targets, transform):
-        self.data, self.targets, self.transform = data, targets, transform
-
-    def __len__(self):
-        return len(self.data)
-
+@form(data=lambda: torch.from_numpy(images()), targets=class_list, transform=lambda: lambda x: x.float() * 2)
+class WithOwnTransform(Stored):
     def __getitem__(self, index):
         x = self.data[index]
         if self.transform:
@@ -688,26 +510,14 @@ class FrameRows(Dataset[Any]):
         return torch.tensor(self.df.iloc[idx].values, dtype=torch.float32)
 
 
-@form(table)
-class FrameCells(Dataset[Any]):
-    def __init__(self, df):
-        self.df = df
-
-    def __len__(self):
-        return len(self.df)
-
+@form(df=table)
+class FrameCells(Stored):
     def __getitem__(self, idx):
         return self.df.iloc[idx, 0], self.df.iloc[idx, 4], self.df.iloc[idx, 5]
 
 
-@form(table)
-class FrameColumns(Dataset[Any]):
-    def __init__(self, df):
-        self.df = df
-
-    def __len__(self):
-        return self.df.shape[0]
-
+@form(df=table)
+class FrameColumns(Stored):
     def __getitem__(self, idx):
         return self.df["c1"].values[idx], self.df["label"].values[idx], self.df["text"].values[idx]
 
@@ -768,14 +578,8 @@ class FrameValues(Dataset[Any]):
         return torch.tensor(self.x[idx]).float(), torch.tensor(self.y[idx])
 
 
-@form(table)
-class FrameDictionary(Dataset[Any]):
-    def __init__(self, df):
-        self.df = df
-
-    def __len__(self):
-        return len(self.df)
-
+@form(df=table)
+class FrameDictionary(Stored):
     def __getitem__(self, idx):
         return self.df.iloc[idx].to_dict()
 
@@ -783,26 +587,14 @@ class FrameDictionary(Dataset[Any]):
 # --- labels, pairs, graphs --------------------------------------------------------------------------------------------
 
 
-@form(tensors, class_tensor, 4)
-class OneHot(Dataset[Any]):
-    def __init__(self, x, y, n_classes):
-        self.x, self.y, self.n_classes = x, y, n_classes
-
-    def __len__(self):
-        return len(self.x)
-
+@form(x=tensors, y=class_tensor, n_classes=4)
+class OneHot(Stored):
     def __getitem__(self, idx):
         return self.x[idx], F.one_hot(self.y[idx], num_classes=self.n_classes).float()
 
 
-@form(tensors, class_list)
-class OneHotOfNumber(Dataset[Any]):
-    def __init__(self, x, y):
-        self.x, self.y = x, y
-
-    def __len__(self):
-        return len(self.x)
-
+@form(x=tensors, y=class_list)
+class OneHotOfNumber(Stored):
     def __getitem__(self, idx):
         label = torch.nn.functional.one_hot(torch.tensor(self.y[idx]), 4)
         return self.x[idx], label
@@ -825,14 +617,8 @@ class Sample(NamedTuple):
     y: Any
 
 
-@form(tensors, class_tensor)
-class NamedSamples(Dataset[Any]):
-    def __init__(self, x, y):
-        self.x, self.y = x, y
-
-    def __len__(self):
-        return len(self.x)
-
+@form(x=tensors, y=class_tensor)
+class NamedSamples(Stored):
     def __getitem__(self, idx):
         return Sample(x=self.x[idx], y=self.y[idx])
 
@@ -840,14 +626,8 @@ class NamedSamples(Dataset[Any]):
 Old = collections.namedtuple("Old", ["features", "label", "index"])
 
 
-@form(floats, class_list)
-class OldNamedSamples(Dataset[Any]):
-    def __init__(self, x, y):
-        self.x, self.y = x, y
-
-    def __len__(self):
-        return len(self.x)
-
+@form(x=floats, y=class_list)
+class OldNamedSamples(Stored):
     def __getitem__(self, idx):
         return Old(self.x[idx], self.y[idx], idx)
 
@@ -880,14 +660,12 @@ class NormalisedArray(Dataset[Any]):
         return torch.from_numpy((self.x[idx] - self.mean) / (self.std + 1e-8)).float()
 
 
-@form(lambda: classes() * 3, lambda: classes()[::-1].copy(), lambda: numbers(seed=12).astype(np.float32))
-class Ratings(Dataset[Any]):
-    def __init__(self, users, items, ratings):
-        self.users, self.items, self.ratings = users, items, ratings
-
-    def __len__(self):
-        return len(self.ratings)
-
+@form(
+    users=lambda: classes() * 3,
+    items=lambda: classes()[::-1].copy(),
+    ratings=lambda: numbers(seed=12).astype(np.float32),
+)
+class Ratings(Stored):
     def __getitem__(self, i):
         return (
             torch.tensor(self.users[i], dtype=torch.long),
@@ -896,11 +674,8 @@ class Ratings(Dataset[Any]):
         )
 
 
-@form(lambda: torch.from_numpy(np.random.default_rng(6).integers(0, 9, (2, SIZE))))
-class Edges(Dataset[Any]):
-    def __init__(self, edges):
-        self.edges = edges
-
+@form(edges=lambda: torch.from_numpy(np.random.default_rng(6).integers(0, 9, (2, SIZE))))
+class Edges(Stored):
     def __len__(self):
         return self.edges.shape[1]
 
@@ -908,14 +683,8 @@ class Edges(Dataset[Any]):
         return self.edges[:, i]
 
 
-@form(lambda: np.random.default_rng(7).integers(0, 9, (SIZE, 3)))
-class Triples(Dataset[Any]):
-    def __init__(self, triples):
-        self.triples = triples
-
-    def __len__(self):
-        return len(self.triples)
-
+@form(triples=lambda: np.random.default_rng(7).integers(0, 9, (SIZE, 3)))
+class Triples(Stored):
     def __getitem__(self, idx):
         head, relation, tail = self.triples[idx]
         return head, relation, tail
@@ -967,14 +736,8 @@ class Siamese(Dataset[Any]):
 # --- where the code and the data are ----------------------------------------------------------------------------------
 
 
-@form(tensors, class_tensor)
-class Helper(Dataset[Any]):
-    def __init__(self, x, y):
-        self.x, self.y = x, y
-
-    def __len__(self):
-        return len(self.x)
-
+@form(x=tensors, y=class_tensor)
+class Helper(Stored):
     def get_x(self, idx):
         return self.x[idx]
 
@@ -994,14 +757,8 @@ def pair_of(x, y):
     return x, y
 
 
-@form(lambda: torch.from_numpy(images()), class_list)
-class ModuleFunction(Dataset[Any]):
-    def __init__(self, x, y):
-        self.x, self.y = x, y
-
-    def __len__(self):
-        return len(self.x)
-
+@form(x=lambda: torch.from_numpy(images()), y=class_list)
+class ModuleFunction(Stored):
     def __getitem__(self, idx):
         return pair_of(scaled(self.x[idx].float()), self.y[idx])
 
@@ -1009,31 +766,19 @@ class ModuleFunction(Dataset[Any]):
 SCALE = 255.0
 
 
-@form(lambda: torch.from_numpy(images()), class_list)
-class ClassAttributes(Dataset[Any]):
+@form(x=lambda: torch.from_numpy(images()), y=class_list)
+class ClassAttributes(Stored):
     mean = 0.1307
     std = 0.3081
     dtype = torch.float64
-
-    def __init__(self, x, y):
-        self.x, self.y = x, y
-
-    def __len__(self):
-        return len(self.x)
 
     def __getitem__(self, idx):
         x = self.x[idx].to(self.dtype) / SCALE
         return (x - self.mean) / self.std, self.y[idx]
 
 
-@form(tensors, class_list, True)
-class TrainSwitch(Dataset[Any]):
-    def __init__(self, x, y, train):
-        self.x, self.y, self.train = x, y, train
-
-    def __len__(self):
-        return len(self.x)
-
+@form(x=tensors, y=class_list, train=True)
+class TrainSwitch(Stored):
     def __getitem__(self, idx):
         if self.train:
             return self.x[idx], self.y[idx]
@@ -1057,35 +802,20 @@ class OptionalTargets(Dataset[Any]):
         return self.x[idx], self.y[idx]
 
 
-@form(tensors, class_tensor)
-class WithIndex(Dataset[Any]):
-    def __init__(self, x, y):
-        self.x, self.y = x, y
-
-    def __len__(self):
-        return len(self.x)
-
+@form(x=tensors, y=class_tensor)
+class WithIndex(Stored):
     def __getitem__(self, index):
         return self.x[index], self.y[index], index
 
 
-@form(tensors, lambda: np.random.default_rng(9).permutation(SIZE)[:15])
-class Fold(Dataset[Any]):
-    def __init__(self, x, indices):
-        self.x, self.indices = x, indices
-
-    def __len__(self):
-        return len(self.indices)
-
+@form(x=tensors, indices=lambda: np.random.default_rng(9).permutation(SIZE)[:15])
+class Fold(Stored):
     def __getitem__(self, idx):
         return self.x[self.indices[idx]], self.indices[idx]
 
 
-@form(tensors, 2)
-class Repeated(Dataset[Any]):
-    def __init__(self, x, times):
-        self.x, self.times = x, times
-
+@form(x=tensors, times=2)
+class Repeated(Stored):
     def __len__(self):
         return len(self.x) * self.times
 
@@ -1147,11 +877,8 @@ class Hook(Base):
         return self.x
 
 
-@form(tensors, class_tensor)
-class Properties(Dataset[Any]):
-    def __init__(self, x, y):
-        self._x, self._y = x, y
-
+@form(_x=tensors, _y=class_tensor)
+class Properties(Stored):
     @property
     def x(self):
         return self._x
@@ -1190,11 +917,8 @@ class Config:
     scale: float = 0.5
 
 
-@form(tensors, Config)
-class Configured(Dataset[Any]):
-    def __init__(self, x, cfg):
-        self.x, self.cfg = x, cfg
-
+@form(x=tensors, cfg=Config)
+class Configured(Stored):
     def __len__(self):
         return len(self.x) - self.cfg.window
 
@@ -1273,11 +997,8 @@ class Mangled(Dataset[Any]):
         return self.__x[idx]
 
 
-@form(lambda: {"x": tensors(), "y": class_list(), "text": texts()})
-class Columns(Dataset[Any]):
-    def __init__(self, columns):
-        self.columns = columns
-
+@form(columns=lambda: {"x": tensors(), "y": class_list(), "text": texts()})
+class Columns(Stored):
     def __len__(self):
         return len(self.columns["y"])
 
@@ -1298,14 +1019,8 @@ class OwnTensorDataset(Dataset[Any]):
         return self.tensors[0].size(0)
 
 
-@form(lambda: mapped(numbers(4).astype(np.float32), "c"), class_list)
-class MappedRows(Dataset[Any]):
-    def __init__(self, rows, labels):
-        self.rows, self.labels = rows, labels
-
-    def __len__(self):
-        return len(self.labels)
-
+@form(rows=lambda: mapped(numbers(4).astype(np.float32), "c"), labels=class_list)
+class MappedRows(Stored):
     def __getitem__(self, idx):
         return torch.from_numpy(np.array(self.rows[idx])), self.labels[idx]
 
@@ -1329,24 +1044,15 @@ def checked(method):
     return checking
 
 
-@form(tensors)
-class Decorated(Dataset[Any]):
-    def __init__(self, x):
-        self.x = x
-
-    def __len__(self):
-        return len(self.x)
-
+@form(x=tensors)
+class Decorated(Stored):
     @checked
     def __getitem__(self, idx):
         return self.x[idx]
 
 
-@form(lambda: {"train": {"x": floats(), "y": class_list()}}, "train")
-class NestedSplits(Dataset[Any]):
-    def __init__(self, splits, split):
-        self.data, self.split = splits, split
-
+@form(data=lambda: {"train": {"x": floats(), "y": class_list()}}, split="train")
+class NestedSplits(Stored):
     def __len__(self):
         return len(self.data[self.split]["y"])
 
@@ -1356,27 +1062,18 @@ class NestedSplits(Dataset[Any]):
         return {"inputs": {"x": x, "first": x[0]}, "target": data["y"][idx]}
 
 
-@form(lambda: numbers(6, 4).astype(np.float32), 3)
-class Truncated(Dataset[Any]):
-    def __init__(self, x, max_len):
-        self.x, self.max_len = x, max_len
-
-    def __len__(self):
-        return len(self.x)
-
+@form(x=lambda: numbers(6, 4).astype(np.float32), max_len=3)
+class Truncated(Stored):
     def __getitem__(self, idx):
         x = self.x[idx][: self.max_len]
         return torch.from_numpy(x.copy()), torch.from_numpy(x).contiguous().view(-1)
 
 
-@form(lambda: torch.rand(SIZE, 3, generator=torch.Generator().manual_seed(0)) > 0.5, lambda: torch.ones(SIZE, 2).half())
-class MultiLabel(Dataset[Any]):
-    def __init__(self, targets, x):
-        self.targets, self.x = targets, x
-
-    def __len__(self):
-        return len(self.x)
-
+@form(
+    targets=lambda: torch.rand(SIZE, 3, generator=torch.Generator().manual_seed(0)) > 0.5,
+    x=lambda: torch.ones(SIZE, 2).half(),
+)
+class MultiLabel(Stored):
     def __getitem__(self, idx):
         return self.x[idx], self.targets[idx].float(), self.targets[idx]
 

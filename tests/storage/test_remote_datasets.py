@@ -68,7 +68,7 @@ READERS: dict[str, dict[str, Any]] = {
     "shared": {"worker_method": "thread", "share_dataset": True},
     "caller": {"num_workers": 0},
     "any order": {"worker_method": "thread", "in_order": False},
-    "processes": {"worker_method": "process"},
+    "processes": {"worker_method": "process", "num_workers": 1},  # each takes seconds to start
     "processes in any order": {"worker_method": "process", "in_order": False},
 }
 
@@ -128,7 +128,7 @@ def limit_of(packed: Path) -> int:
     return 9 * (max(sizes) + 1024) + sum(path.stat().st_size for path in packed.glob("*.npy")) + 4096
 
 
-@pytest.mark.parametrize("who", READERS)
+@pytest.mark.parametrize("who", [who for who in READERS if who != "processes"])  # whose epochs later passes compare
 def test_an_epoch_is_that_of_the_folder(server: ObjectServer, packed: Path, far: Any, near: Any, who: str) -> None:
     options, transform = READERS[who], transform_of(who)
     limit = limit_of(packed)

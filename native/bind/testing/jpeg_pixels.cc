@@ -1,6 +1,6 @@
 // One decoder of JPEG at a time, and the states of rows that it passes.
 //
-// Threads: any; Python's lock is let go while it works. Memory: the file's bytes are borrowed for the call, pixels are
+// Threads: any; Python's lock is released while it works. Memory: the file's bytes are borrowed for the call, pixels are
 // numpy's, row states belong to their Python object, which one call at a time may use.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>

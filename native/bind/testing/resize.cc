@@ -1,6 +1,6 @@
 // The resizer by itself.
 //
-// Threads: any; Python's lock is let go while it works. Memory: images are borrowed for the call, results are numpy's.
+// Threads: any; Python's lock is released while it works. Memory: images are borrowed for the call, results are numpy's.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>

@@ -44,7 +44,7 @@ nb::object describe(const TensorLayout& layout) {
 }
 
 // With `head` >= 0 the parser sees only the first `head` and the last `tail` bytes. Each part is a heap
-// block of its own and of its own length, so that AddressSanitizer sees a step outside it.
+// block of exactly their length, so that AddressSanitizer sees a step outside it.
 nb::object parse(const nb::bytes& data, std::int64_t head, std::int64_t tail) {
   const auto* bytes = static_cast<const std::uint8_t*>(data.data());
   const std::size_t size = data.size();
@@ -111,7 +111,7 @@ nb::object probe(const std::string& path) {
 constexpr std::array<std::pair<std::string_view, CrcWay>, 3> kCrcWays{{
     {"portable", CrcWay::portable}, {"clmul128", CrcWay::clmul128}, {"clmul256", CrcWay::clmul256}}};
 
-// By a given way, which crc_ways() names. The bytes lie in a heap block of their own and of their own length, so that
+// By a given way, which crc_ways() names. The bytes lie in a heap block of exactly their length, so that
 // AddressSanitizer sees a step outside it.
 template <std::uint32_t (*kCrc)(std::uint32_t, const std::uint8_t*, std::size_t, CrcWay) noexcept>
 std::uint32_t crc_by(const std::string& name, const nb::bytes& data, std::uint32_t before) {

@@ -77,7 +77,7 @@ class ActorCarrier(Carrier):
     ) -> None:
         super().__init__(resources)
         assert resources.fillers is not None
-        self._report, self._cluster, self.in_order, self._pid = resources.fillers, cluster, in_order, os.getpid()
+        self._report, self._cluster, self.in_order = resources.fillers, cluster, in_order
         self._crew = Crew(
             ray,
             cluster,
@@ -116,14 +116,14 @@ class ActorCarrier(Carrier):
 
     def close(self) -> None:
         self._crew.close()
-        if os.getpid() == self._pid:
+        if os.getpid() == self.pid:
             self._report.running = False
             self.resources.meter.close(self._stage_rows)
         self._closed = True
 
     @property
     def reusable(self) -> bool:
-        return os.getpid() == self._pid and not self._closed and not self._failed
+        return os.getpid() == self.pid and not self._closed and not self._failed
 
     def __repr__(self) -> str:
         return f"{self.workers} fillers of a Ray cluster"
@@ -197,6 +197,7 @@ class ActorCarrier(Carrier):
             self._stages[filled.filler] = filled.stages
             self._report.came(answer.size, time.perf_counter() - begun)
             batch.filled, batch.error = filled, filled.error
+        self._asked.pop(batch.number, None)
         self._crew.forget(batch.number)
         return True
 
@@ -204,19 +205,12 @@ class ActorCarrier(Carrier):
         rows = self.resources.buffers.rows(1, Field(_native.Spec("uint8", [size])))
         return Memory(rows.tensor, rows.memory)
 
-    def assemble(self, batch: ActorBatch) -> Any:
-        assert batch.filled is not None
-        out = in_callers_mode(batch.filled.batch)
-        return pinned(out) if self.resources.buffers.pinned else out
-
-    def delivery(self, batch: ActorBatch, out: Any) -> Delivery:
+    def delivery(self, batch: ActorBatch) -> Delivery:
         filled = batch.filled
         assert filled is not None
+        out = in_callers_mode(filled.batch)
+        out = pinned(out) if self.resources.buffers.pinned else out
         return Delivery(out, filled.samples, read_by_python=filled.read_by_python, bad=filled.bad)
-
-    def drop(self, batch: ActorBatch) -> None:
-        self._asked.pop(batch.number, None)
-        self._crew.forget(batch.number)
 
     def _stage_rows(self) -> list[tuple[Any, ...]]:
         return [row for rows in list(self._stages.values()) for row in rows]
@@ -227,7 +221,7 @@ def actor_carrier(job: Job, held: Carrier | None, drawn: Callable[[], PassInput]
 
     Raises, before anything is drawn for the pass:
 
-    InvalidOption: Ray is not installed; the dataset has a state of its own.
+    InvalidOption: Ray is not installed; the dataset has its own state.
     ClusterUnreachable, ClusterError: the cluster, or a node of it, cannot do its part.
     """
     if isinstance(held, ActorCarrier):

@@ -1,6 +1,6 @@
 """worker_method=: who calls a dataset that only Python can read, and why "auto" took whom.
 
-"auto" has one thread, and all threads, make a few batches of the loader's own in a forked child. That shows whether
+"auto" has one thread, and all threads, make a few of the loader's batches in a forked child. That shows whether
 samples hold Python's lock. What worker processes would do follows: each works as one thread does, as far as there are
 CPUs, and a batch costs its way to this process. A sample is read once at most: what it takes from a queue is gone.
 """
@@ -140,7 +140,7 @@ def draws_in_threads(worker: Worker) -> tuple[str, ...]:
     """Return which global generators a dataset draws from, as its first sample shows."""
 
     def find() -> tuple[str, ...]:
-        set_for_this_thread(ThreadWorkerInfo(0, 1, 0, worker.dataset))  # with generators of its own, for those who ask
+        set_for_this_thread(ThreadWorkerInfo(0, 1, 0, worker.dataset))  # with its own generators, for those who ask
         return _draws_of(worker, 0)
 
     try:

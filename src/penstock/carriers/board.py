@@ -56,7 +56,7 @@ class WorkerProgress:
 
     stage: WorkerStage
     index: int | str | None
-    """Index of the sample in work; a text where it is no integer, None where the worker has no sample."""
+    """Index of the sample in work; a text where it is not an integer, None where the worker has no sample."""
     seconds: float
     """Since the stage began."""
 
@@ -82,7 +82,7 @@ _TEXT_MAX = _SPENT_AT - _TEXT_AT
 #: The stages of stages(). A worker does not report when it takes the next sample of an iterable dataset.
 _COUNTED = WorkerStage.GETITEM, WorkerStage.COLLATE
 
-_SHORT = reprlib.Repr()  # of an index that is no int
+_SHORT = reprlib.Repr()  # of an index that is not an int
 _SHORT.maxstring = _SHORT.maxother = 80
 _ASK = signal.SIGRTMAX - 1  # the signal for a worker to write its stacks
 _ANSWER_SECONDS = 0.5  # for stuck workers to do so

@@ -59,7 +59,7 @@ def _in_threads(job: Job) -> bool:
     return not job.settings.iterable and (job.in_threads or not job.plain)
 
 
-#: Who makes a pass: the first whose test holds. The modules are imported when they are first needed.
+#: What makes a pass: the first whose test is true. The modules are imported when they are first needed.
 CARRIERS: tuple[tuple[Callable[[Job], bool], Open], ...] = (
     (
         lambda job: job.settings.cluster is not None and job.settings.num_workers > 0,
@@ -84,7 +84,7 @@ class PassFactory:
 
     Args:
         register: what is known of bad samples; None: their errors are raised.
-        reach: warns of draws that the seed does not reach.
+        seed_warnings: warns of draws that the seed does not reach.
         caches: of cache=; None: the loader has none.
         indexes: of the loader's photos.
     """
@@ -92,12 +92,12 @@ class PassFactory:
     def __init__(
         self,
         register: Register | None,
-        reach: SeedWarnings,
+        seed_warnings: SeedWarnings,
         caches: Caches | None = None,
         indexes: JpegIndexes | None = None,
     ) -> None:
         self.register = register
-        self.reach = reach
+        self.seed_warnings = seed_warnings
         self.caches = caches
         self.indexes = JpegIndexes() if indexes is None else indexes
         self.counters = Counters()
@@ -128,7 +128,12 @@ class PassFactory:
         return ActorReport()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PassFactory, (self.register, self.reach, self.caches, self.indexes)  # a copy counts, and chooses, anew
+        return PassFactory, (
+            self.register,
+            self.seed_warnings,
+            self.caches,
+            self.indexes,
+        )  # a copy counts, and chooses, anew
 
     def stats(self) -> Stats:
         """Return the counters of all passes so far."""
@@ -227,7 +232,7 @@ class PassFactory:
             sends,
             in_threads,
             self.counters.meter,
-            self.reach,
+            self.seed_warnings,
             self.base_seed,
         )
 
@@ -385,7 +390,7 @@ class PassFactory:
             return
         threads = bool(settings.num_workers) and self.in_threads(settings, chosen)
         draws = (lambda: self.global_draws(settings, chosen)) if threads else None
-        self.reach.warn_of_dataset(settings.dataset, draws, shared=threads and settings.share_dataset)
+        self.seed_warnings.warn_of_dataset(settings.dataset, draws, shared=threads and settings.share_dataset)
 
     def worker(self, settings: Settings, chosen: PythonPlan, *, here: bool = False) -> Worker:
         """Return what calls the dataset; here: in a process whose global generators it may set."""

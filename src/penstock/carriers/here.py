@@ -440,8 +440,8 @@ class Fetched:
 def _rows_of(job: Job) -> Rows | indexed.IndexedRows | collated.RowsForCollator | None:
     dataset, known = job.settings.dataset, job.settings.known
     if "rows" not in known and job.settings.collate_fn is not default_collate:
-        return collated.rows_of(job.settings, holds=job.eager)
-    return Rows(dataset) if "rows" in known else indexed.rows_of(dataset, learns=False, holds=job.eager)
+        return collated.rows_of(job.settings, frozen=job.eager)
+    return Rows(dataset) if "rows" in known else indexed.rows_of(dataset, learns=False, frozen=job.eager)
 
 
 def _learned(settings: Settings) -> indexed.IndexedRows | None:

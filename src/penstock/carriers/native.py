@@ -6,7 +6,7 @@ sample into the error of its batch.
 Before a batch is submitted, and before it is handed out, the dataset is looked at: where memory of the user's was
 exchanged, or (in a live pass) the dataset was changed, Python reads the rest of the pass.
 
-Memory of the user's is read within next() only, where nothing can move it that would not move it under torch's loader:
+Memory of the user's is read only within next(), where nothing can move it that would not move it under torch's loader:
 rows are gathered while the caller waits for them, and images are copied when their batch is submitted. Only where
 batches go to a device, rows are gathered while the loop computes.
 """
@@ -102,14 +102,16 @@ class NativeCarrier(Carrier):
     def new_batch(self) -> NativeBatch:
         return NativeBatch(key=(self._input.seed, self._input.epoch))
 
-    def prepare(self, queue: deque[NativeBatch]) -> None:
+    def prepare(self, queue: deque[NativeBatch], *, first: bool) -> bool:
         self._waits_for_next = False
         # What must hold when a batch is asked for, before memory is read.
         holds = self._plan.same_dataset if self._live and not self.reads_ahead else self._plan.same_memory
         if self._worker is None and not holds():
             self._read_in_python(queue)
+        return False
 
     def depth(self, queue: deque[NativeBatch]) -> int:
+        self._submit_ready(queue)
         return self._target + self._known_ahead(queue)
 
     def _known_ahead(self, queue: deque[NativeBatch]) -> int:
@@ -137,7 +139,7 @@ class NativeCarrier(Carrier):
         else:
             self._crew.prepare(batch)
 
-    def push(self, queue: deque[NativeBatch]) -> None:
+    def _submit_ready(self, queue: deque[NativeBatch]) -> None:
         if self._staging is not None:
             self._staging.submit_ready(queue, self._submit)
             return
@@ -165,9 +167,6 @@ class NativeCarrier(Carrier):
         if batch.error is not None or not self.reads_ahead:
             return True
         return not batch.waits_for_shards and (batch.number < 0 or self._pool.at_hand(batch.number))
-
-    def drop(self, batch: NativeBatch) -> None:
-        batch.let_shards_go()
 
     # --- changes of the dataset -----------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ import torch
 _PIPE_BYTES = 1 << 16
 _HEADER = struct.Struct("=QBq")
 _ROOM = bytes(_HEADER.size)
-_LARGEST = 1 << 48  # bytes of a message: more than that is no header
+_LARGEST = 1 << 48  # bytes of a message: more than that is not a header
 
 
 class MessagePickler(pickle.Pickler):
@@ -55,7 +55,7 @@ class Message(NamedTuple):
         return pickle.loads(self.pickled)
 
 
-#: What a Receiver gives for bytes that are no message, once.
+#: What a Receiver gives for bytes that are not a message, once.
 NO_MESSAGE = Message(-1, -1, b"")
 #: The kind of an Answer that tells that the process of its worker has ended.
 ENDED = -2
@@ -77,7 +77,7 @@ class Sender:
     """The end of a pipe that this process writes to.
 
     What the pipe has room for is written by the thread that calls send(): that costs a third of what waking another
-    thread does. The rest, and what comes behind it, is left to a thread of its own, and send() never waits.
+    thread does. The rest, and what comes behind it, is left to the sender's thread, and send() never waits.
 
     Args:
         writer: a multiprocessing.connection.Connection.

@@ -288,7 +288,7 @@ def _cpu_ticks(pid: int, after: float = 0.0) -> list[str]:
 
 
 def _library(dump: str) -> str:
-    """Return the installed library that the innermost frame of a stack lies in that is no loader's."""
+    """Return the installed library that the innermost frame of a stack lies in, if it is not a loader's."""
     for path in re.findall(r'File "([^"]+)"', dump.rpartition("Current thread ")[2].split("\n\n")[0]):
         if _MACHINERY.search(path):
             break

@@ -1,4 +1,4 @@
-"""Batches that worker processes make: torch's rules for who makes which one, and what comes with them.
+"""Batches that worker processes make: torch's rules for which worker makes which one, and what comes with them.
 
 workers/protocol.py says what parent and workers tell each other.
 """
@@ -59,16 +59,12 @@ class ProcessBatch(Batch):
     number: int = -1
     """Of its task."""
     worker: int = -1
-    stream: int = -1
-    """Of an iterable dataset: it may be one of several that the worker carries."""
     came: bool = False
     """Its answer is here."""
     exhausted: bool = False
     """The worker has no batch in its place."""
     value: Any = None
     bad: list[BadSample] | tuple[()] = ()
-    state: Any = None
-    """Of the worker's dataset behind the batch."""
     lease: Lease | None = None
     """Of the memory that it is built in, until it comes."""
 
@@ -108,7 +104,7 @@ class ProcessCarrier(Carrier):
         settings, resources = job.settings, job.resources
         super().__init__(resources)
         self.reads_ahead = True
-        self._settings, self._context, self._pid = settings, context, os.getpid()
+        self._settings, self._context = settings, context
         self._worker = None if settings.iterable else job.worker(here=True)
         self._streams, self._pins = job.streams, job.pins
         strategy = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
@@ -205,7 +201,7 @@ class ProcessCarrier(Carrier):
 
     @property
     def reusable(self) -> bool:
-        return os.getpid() == self._pid and self._processes.reusable and not self._outgrown()
+        return os.getpid() == self.pid and self._processes.reusable and not self._outgrown()
 
     def _outgrown(self) -> bool:
         """Return whether the workers cannot be told of what has changed in the dataset."""
@@ -214,17 +210,15 @@ class ProcessCarrier(Carrier):
             _warn_of_change(large)
         return bool(large)
 
-    def interrupted(self) -> None:
-        if self._started:
-            self._processes.sound = False
-
     def rest(self) -> bool:
         self._let_shards_go()
         return not self._processes.closed
 
     def close(self) -> None:
-        if os.getpid() != self._pid or not self._started:
+        if os.getpid() != self.pid or not self._started:
             return
+        if self.interrupted:
+            self._processes.sound = False
         try:
             self._end_processes()
         finally:
@@ -282,15 +276,13 @@ class ProcessCarrier(Carrier):
     def new_batch(self) -> ProcessBatch:
         return ProcessBatch()
 
-    def prepare(self, queue: deque[ProcessBatch]) -> None:
-        if os.getpid() != self._pid:
-            raise RuntimeError("the workers of this iterator belong to the parent process of this fork")
+    def prepare(self, queue: deque[ProcessBatch], *, first: bool) -> bool:
         if failure := self._processes.failure:
             raise WorkerDied(f"{failure} This iterator ended then: make a new one.")
+        return first and self._copied is not None and self._send_or_restart(self._copied)
 
-    def catch_up(self) -> bool:
-        if (copied := self._copied) is None:
-            return False
+    def _send_or_restart(self, copied: Copied) -> bool:
+        """Have the workers know what has changed in the dataset since the pass began; False: nothing has."""
         small, large = copied.changes()
         if not self.resources.persistent:
             self._copied = None  # no later pass has these workers
@@ -378,7 +370,7 @@ class ProcessCarrier(Carrier):
             streams.ended(batch.stream, batch.state)
         return True
 
-    def assemble(self, batch: ProcessBatch) -> Any:
+    def delivery(self, batch: ProcessBatch) -> Delivery:
         out, batch.value = batch.value, None
         self._yielded += 1
         if self._promised is not None and self._yielded > self._promised:
@@ -389,9 +381,6 @@ class ProcessCarrier(Carrier):
                 "replica at each worker. Please see https://pytorch.org/docs/stable/data.html"
                 "#torch.utils.data.IterableDataset for examples."
             )
-        return out
-
-    def delivery(self, batch: ProcessBatch, out: Any) -> Delivery:
         assert batch.given is not None
         samples = 1
         if self._settings.batched:
@@ -400,17 +389,6 @@ class ProcessCarrier(Carrier):
                 stacks = self._settings.collate_fn is default_collate
                 samples = samples_in(out, samples, iterable=True, stacks=stacks)
         return Delivery(out, samples, bad=batch.bad)
-
-    def report(self, batch: ProcessBatch | None, *, came: bool) -> None:
-        if self._streams is not None:
-            if came and batch is not None:
-                self._streams.read(batch.stream, batch.state)
-            else:
-                self._streams.failed()
-
-    def drop(self, batch: ProcessBatch) -> None:
-        if batch.shards is not None:  # else its answer has let them go
-            batch.let_shards_go()
 
     # --- answers ----------------------------------------------------------------------------------------------------
 
@@ -432,7 +410,7 @@ class ProcessCarrier(Carrier):
             raise self._processes.rubbish(worker, f"an error that is a {type(value).__name__}")
         del self._outstanding[answer.number]
         self._loads[worker] -= 1
-        self.drop(batch)
+        batch.let_shards_go()
         # Samples of a batch that failed may be kept by anybody; of one that could not be read it is not known.
         needed, kept = 0, kind == Status.ERROR or error is not None
         if error is not None:

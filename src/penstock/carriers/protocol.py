@@ -32,8 +32,8 @@ passes; each is answered once, in order, by a message of the same number:
                    +---------------+
 
 A worker also ends when its parent is gone (nobody can write commands, or read answers), at a Ctrl-C, and with what the
-user's code raises that is no Exception. `Board.ending` has tasks skipped that lie before END. To the parent, an answer
-that is not in the table ends the pass: WorkerDied names the worker.
+user's code raises that is not an Exception. `Board.ending` has tasks skipped that lie before END. To the parent, an
+answer that is not in the table ends the pass: WorkerDied names the worker.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class ThreadCrew:
     def prepare(self, batch: FetchedBatch, task: Task) -> None:
         """Make a batch ready to be submitted: what its task gives."""
         if self._worker.batched and self._worker.one_by_one:
-            task = task._replace(given=list(task.given))  # it may be gone through only once
+            task = task._replace(given=list(task.given))  # it may be iterable only once
             batch.indices = task.given or None
         if batch.indices and self._rows is None:
             batch.samples = [None] * len(batch.indices)

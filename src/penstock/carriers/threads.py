@@ -6,7 +6,6 @@ import os
 from collections import deque
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
 
 from penstock.carriers.thread_batch import Activity, FetchedBatch, SampleRows
 from penstock.carriers.thread_crew import ThreadCrew
@@ -56,7 +55,6 @@ class ThreadCarrier(Carrier):
         self._rows = SampleRows(resources.buffers) if stacks else None
         self._own, self._seed = own or OwnWorkers(worker, None, shared=True), seed
         self._crew = self._made_crew(worker)
-        self._pid = os.getpid()
         self._lease = Lease()
         self._staging: Staging | None = None  # of the pass; None: it needs none
         self._worker = worker
@@ -123,7 +121,7 @@ class ThreadCarrier(Carrier):
 
     @property
     def reusable(self) -> bool:
-        return os.getpid() == self._pid and not self._crew.closed and not any(self._copied.changes())
+        return os.getpid() == self.pid and not self._crew.closed and not any(self._copied.changes())
 
     def __repr__(self) -> str:
         return f"Python, {self.workers} threads, {self._crew.pace.active} at a time"
@@ -133,12 +131,8 @@ class ThreadCarrier(Carrier):
     def new_batch(self) -> FetchedBatch:
         return FetchedBatch()
 
-    def prepare(self, queue: deque[FetchedBatch]) -> None:
-        if os.getpid() != self._pid:
-            raise RuntimeError("the threads of this iterator are in the parent process of this fork")
-
-    def catch_up(self) -> bool:
-        if self._staging is not None or not any(self._copied.changes()):
+    def prepare(self, queue: deque[FetchedBatch], *, first: bool) -> bool:
+        if not first or self._staging is not None or not any(self._copied.changes()):
             return False
         self._crew.close()
         self._own = self._own.anew()
@@ -154,7 +148,7 @@ class ThreadCarrier(Carrier):
         task = Task(given, self._input.seed, self._input.epoch, positions)
         try:
             self._crew.prepare(batch, task)
-        except Exception as error:  # it is no list of indices
+        except Exception as error:  # it is not a list of indices
             batch.error = error
             return
         indices = (batch.indices if self._worker.batched else [given]) or ()
@@ -168,11 +162,9 @@ class ThreadCarrier(Carrier):
             self._crew.submit(batch)
         batch.submitted = True
 
-    def push(self, queue: deque[FetchedBatch]) -> None:
+    def depth(self, queue: deque[FetchedBatch]) -> int:
         if self._staging is not None:
             self._staging.submit_ready(queue, self._submit)
-
-    def depth(self, queue: deque[FetchedBatch]) -> int:
         workers = self.workers
         if not self.reads_ahead:
             return 1
@@ -250,25 +242,15 @@ class ThreadCarrier(Carrier):
     def _samples_of(self, task: Task) -> int:
         return samples_given(task.given) if self._worker.batched else 1
 
-    def assemble(self, batch: FetchedBatch) -> Any:
+    def delivery(self, batch: FetchedBatch) -> Delivery:
         out = batch.result
         if self.workers or self._rows is not None:  # else it was made here
             out = in_callers_mode(out)
-        return pinned(out) if self.resources.buffers.pinned and not self.workers else out
-
-    def delivery(self, batch: FetchedBatch, out: Any) -> Delivery:
+        out = pinned(out) if self.resources.buffers.pinned and not self.workers else out
+        if self._streams is not None:
+            batch.state = state_of(self._worker.dataset)
         assert batch.task is not None
         return Delivery(out, self._samples_of(batch.task))
-
-    def report(self, batch: FetchedBatch | None, *, came: bool) -> None:
-        if self._streams is not None and self._streams.now is None:
-            if came:
-                self._streams.read(0, state_of(self._worker.dataset))
-            else:
-                self._streams.failed()
-
-    def drop(self, batch: FetchedBatch) -> None:
-        batch.let_shards_go()
 
 
 def thread_carrier(job: Job, held: Carrier | None, drawn: Callable[[], PassInput]) -> ThreadCarrier:
@@ -288,5 +270,5 @@ def thread_carrier(job: Job, held: Carrier | None, drawn: Callable[[], PassInput
 
 
 def worker_seed(seed: int, epoch: int) -> int:
-    """Return what worker 0 of a pass seeds its generators with; with a seed passes differ by their epoch alone."""
+    """Return what worker 0 of a pass seeds its generators with; with a seed passes differ only by their epoch."""
     return seed if epoch == 0 else sample_number((seed, epoch)) >> 1

@@ -110,7 +110,7 @@ class WorkerBuffers:
         return Rows(tensor, tensor.data_ptr(), nbytes)
 
     def storage(self, nbytes: int) -> torch.UntypedStorage | None:
-        """Return memory on the block, or else shared memory of its own; None: the system has none of the kind."""
+        """Return memory on the block, or else its own shared memory; None: the system has none of the kind."""
         self.needed += aligned(nbytes)
         taken = None if self._use is None else self._use.take(nbytes)
         if taken is None:
@@ -147,7 +147,7 @@ class WorkerBuffers:
 
 
 class Packed:
-    """A batch as it is sent: it arrives as the batch, which a pickler of its own has written."""
+    """A batch as it is sent: it arrives as the batch, which its own pickler has written."""
 
     def __init__(self, batch: Any, buffers: WorkerBuffers) -> None:
         written = io.BytesIO()

@@ -57,7 +57,7 @@ class WorkerThread:
 
 
 class ThreadWorkerInfo:
-    """What get_worker_info() returns in a worker thread: torch's WorkerInfo, with generators of the thread's own."""
+    """What get_worker_info() returns in a worker thread: torch's WorkerInfo, with the thread's generators."""
 
     def __init__(self, id: int, num_workers: int, seed: int, dataset: Any, worker_method: str = "thread") -> None:
         self.worker_method = worker_method

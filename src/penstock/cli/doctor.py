@@ -82,7 +82,7 @@ def _dataset(arguments: argparse.Namespace) -> Report:
             return look()
         except InvalidOption as error:  # too few samples
             failed.append(Check(name, State.UNKNOWN, str(error)))
-        except Exception as error:  # of the dataset's own code
+        except Exception as error:  # of the dataset's code
             failed.append(Check(name, state, f"what was checked raised {sentence(error)}"))
         return otherwise
 

@@ -89,7 +89,7 @@ _EVERY = 10.0  # seconds between two lines of a Bar without a terminal
 
 def raw(text: str) -> bytes:
     """Return text as the file system has it: bytes that are not UTF-8 stay."""
-    # Only these surrogates stand for a byte; others are in no name of a file, but may be in a message.
+    # Only these surrogates mean a byte; others are in no name of a file, but may be in a message.
     parts = re.split("([\udc80-\udcff]+)", text)
     return b"".join(part.encode("utf-8", ("surrogatepass", "surrogateescape")[i % 2]) for i, part in enumerate(parts))
 

@@ -201,7 +201,7 @@ class Memory(NamedTuple):
     """Memory that a tensor is received into."""
 
     tensor: torch.Tensor
-    """Of uint8, alone on its storage, which begins with it."""
+    """Of uint8, the only one on its storage, which begins with it."""
     view: Any
     """The same bytes, writable."""
 

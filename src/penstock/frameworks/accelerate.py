@@ -1,6 +1,6 @@
 """Hugging Face Accelerate keeps penstock loaders, without a call of the user's.
 
-Accelerate builds a torch loader of its own from the attributes of the one that it is given, and so loses whatever torch
+Accelerate builds a torch loader from the attributes of the one that it is given, and so loses whatever torch
 does not know. Here it does all of that first (sampler, ranks, devices, generators), and only then a penstock loader
 takes the place of that torch loader inside Accelerate's adapter. Two functions of Accelerate, prepare_data_loader and
 skip_first_batches, are replaced by ones that look for penstock loaders when one first meets Accelerate, in each module
@@ -83,7 +83,7 @@ def before_copy(loader: DataLoader[Any]) -> None:
     """Make a loader ready for Accelerator.prepare, which builds another one from its attributes.
 
     Raises:
-        InvalidOption: an argument of our own is in use and would be lost, because the class is a derived one.
+        InvalidOption: an argument that torch's loader lacks is in use and would be lost, because the class is derived.
     """
     if meet_accelerate() and type(loader) is DataLoader:
         return
@@ -290,7 +290,7 @@ class Prepared:
 
         Raises:
             InvalidOption: the order cannot be made again; processes may have unequal numbers of batches, which one
-            state does not stand for; the adapter is one of skip_first_batches.
+            state does not describe; the adapter is one of skip_first_batches.
         """
         why = self._unsavable()
         if why is not None:

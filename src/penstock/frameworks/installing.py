@@ -1,6 +1,6 @@
 """penstock.install(): loaders that other code makes by calling torch's class become Penstock's.
 
-Libraries have torch's class under names of their own, and derive classes from it. What all of them call is exchanged:
+Libraries have torch's class under other names, and derive classes from it. What all of them call is exchanged:
 
 - torch's __init__: an object of torch's class, and of no class derived from it, becomes one of penstock.DataLoader;
 - torch's _get_iterator: a pass that a loader of another class begins by it is one of Penstock's;
@@ -34,7 +34,7 @@ else:
 _Torchs: Any = torch.utils.data.DataLoader
 _lock = ProcessLock()
 _depth = 0
-#: Each class, a method's name, what the class had by it (None: nothing of its own), and what it has now.
+#: Each class, a method's name, what the class had by it (None: it was inherited), and what it has now.
 _exchanged: list[tuple[Any, str, Any, Any]] = []
 #: Builds a torch loader from the attributes of the one it is given; penstock.frameworks.accelerate puts ours into that.
 _COPIES_LOADERS = "accelerate.data_loader"

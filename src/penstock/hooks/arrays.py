@@ -1,6 +1,6 @@
 """numpy.fromfile, numpy.memmap and safetensors.torch.load_file, answered natively.
 
-An answer has the type, dtype, shape, order and values of the function's own. What is not read straight from the bytes
+An answer has the type, dtype, shape, order and values of the function's. What is not read straight from the bytes
 of a regular file is refused: text, objects, file objects, files open for writing.
 
 h5py's datasets are h5py's: of the 207 us that ``h5py.File(path)["x"][i]`` takes for 48 KB, opening the file and finding
@@ -107,7 +107,7 @@ _MOST_OF_HEADER = 1 << 20
 def load_safetensors(filename: Any, device: Any = "cpu", **named: Any) -> Any:
     """Return what safetensors.torch.load_file returns for the same arguments, or Refused.
 
-    Each tensor has a storage of its own, as from the library, in memory that is not mapped.
+    Each tensor has its own storage, as from the library, in memory that is not mapped.
     """
     path = path_of(filename)
     if path is None or named:

@@ -1,7 +1,7 @@
 """soundfile.read, SoundFile.read and torchaudio.load of WAV files, answered by the native core: only the range is read.
 
-An answer has the type, dtype, shape, order and values of the library's own. A range from torchaudio.load is contiguous
-memory of its own; torchaudio decodes the whole file and returns a view of it. Before a kind of values is answered for
+An answer has the type, dtype, shape, order and values of the library's. A range from torchaudio.load is contiguous
+memory; torchaudio decodes the whole file and returns a view of it. Before a kind of values is answered for
 the first time in a process, it is compared with the library's on a small file; where they differ, or the library cannot
 read it (torchaudio without FFmpeg), such files are the library's. So is everything but plain and "extensible" WAV files
 of integers of 8, 16, 24 and 32 bits and floats of 32: native/tensor/wav_file.h says which chunks they may have.

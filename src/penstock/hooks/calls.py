@@ -1,4 +1,4 @@
-"""Costly calls of a dataset's own code, answered natively in our workers: of torch, numpy, image and audio libraries.
+"""Costly calls of a dataset's code, answered natively in our workers: of torch, numpy, image and audio libraries.
 
 While a pass is open other functions stand in their place (patches.py), in the modules of programs too that have
 imported one by name; in any thread that is not a worker at work they do what they did. A function that a program has
@@ -75,7 +75,7 @@ def _answered_natively(answer: Callable[..., Any], function: str, original: Any)
     return load
 
 
-def _standing_in(original: Any, home: str, answer: Callable[..., Any], function: str, name: str = "") -> Any:
+def _wrapped(original: Any, home: str, answer: Callable[..., Any], function: str, name: str = "") -> Any:
     """Return what answers for a function; None where a program has put another there before this was imported.
 
     name: that it has in this module, where pickle finds it; empty: it is found as the function itself is.
@@ -86,9 +86,9 @@ def _standing_in(original: Any, home: str, answer: Callable[..., Any], function:
     return wrap(original, _answered_natively(answer, function, original), in_worker, place)
 
 
-load_of_torch = _standing_in(torch.load, "torch.serialization", load_torch, "torch.load", "load_of_torch")
-load_of_numpy = _standing_in(np.load, "numpy", load_numpy, "numpy.load", "load_of_numpy")
-fromfile_of_numpy = _standing_in(np.fromfile, "numpy", from_file, "numpy.fromfile", "fromfile_of_numpy")
+load_of_torch = _wrapped(torch.load, "torch.serialization", load_torch, "torch.load", "load_of_torch")
+load_of_numpy = _wrapped(np.load, "numpy", load_numpy, "numpy.load", "load_of_numpy")
+fromfile_of_numpy = _wrapped(np.fromfile, "numpy", from_file, "numpy.fromfile", "fromfile_of_numpy")
 
 #: Functions of packages that a program may import: the module that offers them, their name, and what answers.
 _OF_PACKAGES: tuple[tuple[str, str, Callable[..., Any]], ...] = (
@@ -147,7 +147,7 @@ def _find(patches: Patches) -> None:
     opencv.find(patches, _answered_natively)
     for home, name, answer in _OF_PACKAGES:
         if home not in _of_packages and (module := sys.modules.get(home)) is not None and hasattr(module, name):
-            _of_packages[home] = _standing_in(getattr(module, name), home, answer, f"{home}.{name}"), module
+            _of_packages[home] = _wrapped(getattr(module, name), home, answer, f"{home}.{name}"), module
     for ours, module in ((load_of_torch, torch), (load_of_numpy, np), (fromfile_of_numpy, np), *_of_packages.values()):
         if ours is not None:
             patches.add_function(original_of(ours), ours, module)

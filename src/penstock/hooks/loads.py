@@ -4,7 +4,7 @@ An answer of torch.load has the same containers, values, dtypes, strides, storag
 storages own their memory, which the native core allocates; torch cannot resize them, as it cannot those of
 ``torch.load``. Everything but torch.save's zip archives of dense tensors and plain Python values is refused.
 
-An answer of numpy.load is an array of numpy's own memory, with the same dtype, order, flags and base; of an ``.npz``
+An answer of numpy.load is an array of numpy's memory, with the same dtype, order, flags and base; of an ``.npz``
 archive it is a NpzFile that reads such arrays natively where they are stored uncompressed. Refused are structured,
 big-endian and object arrays, strings and dates, mapped files, and all that is damaged.
 """

@@ -1,6 +1,6 @@
 """cv2.imread and cv2.imdecode of JPEG files, answered by the native core.
 
-An answer has the elements, shape, strides and flags of OpenCV's array, in memory of numpy's own. What OpenCV makes of
+An answer has the elements, shape, strides and flags of OpenCV's array, in numpy's memory. What OpenCV makes of
 the orientation in a file's metadata is seen in a tiny image that it decodes with the same metadata; its own functions
 turn the image. Refused is what OpenCV decodes as fast (progressive files, reduced sizes), and all that it treats in
 another way: other formats, CMYK, and damaged files, of which it warns.
@@ -147,7 +147,7 @@ def find(patches: Patches, asking: Callable[[Callable[..., Any], str, Any], Call
     asking: returns a function that answers calls of another, of this name, or leaves them to it.
     """
     cv2: Any = sys.modules.get("cv2")
-    if not hasattr(cv2, "__path__"):  # while it is imported, the name stands for a module that it copies from
+    if not hasattr(cv2, "__path__"):  # while it is imported, the name means a module that it copies from
         return
     for name, answer in _ANSWERS.items():
         original = getattr(cv2, name, None)

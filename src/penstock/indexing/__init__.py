@@ -1,1 +1,1 @@
-"""Datasets of a user's own whose `__getitem__` only indexes what they hold: read once, and run for whole batches."""
+"""Users' datasets whose `__getitem__` only indexes what they hold: read once, and run for whole batches."""

@@ -142,7 +142,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def _same_numbers(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors differ in the bits of their NaNs alone, which conversions of torch's change."""
+    """Return whether two tensors differ only in the bits of their NaNs, which conversions of torch's change."""
     if not one.is_floating_point() or not torch.equal(one.isnan(), other.isnan()):
         return False
     return same_bits(one[~one.isnan()], other[~other.isnan()])

@@ -17,7 +17,7 @@ Known = Callable[[Program, list[Any], dict[str, Any]], Any]
 
 
 def PURE(program: Program, given: list[Any], named: dict[str, Any]) -> Any:
-    """Stand for functions whose result follows from their arguments alone."""
+    """Stand for functions whose result follows only from their arguments."""
     raise NotImplementedError
 
 

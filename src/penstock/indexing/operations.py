@@ -70,7 +70,7 @@ def _is_plain(key: Any) -> bool:
 
 
 def as_numbers(program: Program, value: Value) -> Value:
-    """Return a value that is an index as a column of int64. Raises NotIndexing for what is no index."""
+    """Return a value that is an index as a column of int64. Raises NotIndexing for what is not an index."""
     dtype = dtype_of(value.example)
     whole = dtype in (torch.int64, torch.int32, torch.int16, torch.int8) or (
         isinstance(value.example, np.integer) and dtype is torch.uint8  # a tensor of uint8 is a mask

@@ -495,7 +495,7 @@ class Reader:
         for op, one, other in zip(node.ops, values[:-1], values[1:], strict=True):
             compare = _COMPARED[type(op)]
             if isinstance(op, ast.Is | ast.IsNot):
-                if isinstance(one, Value) or isinstance(other, Value):  # a number or a row is no None
+                if isinstance(one, Value) or isinstance(other, Value):  # a number or a row is not None
                     if None not in (one, other) or None in [v.example for v in (one, other) if isinstance(v, Value)]:
                         raise self._refused(node)
                     result = isinstance(op, ast.IsNot)
@@ -571,7 +571,7 @@ class Reader:
         return given, {str(one.arg): self._value(one.value) for one in node.keywords}
 
     def _pure(self, node: ast.AST, called: Any, given: list[Any], named: dict[str, Any]) -> Any:
-        """Return what a function of Python's own gives."""
+        """Return what a builtin function gives."""
         first = given[0] if given else None
         if called is isinstance and isinstance(first, Value) and not isinstance(given[1], Value):
             kinds = given[1].items if isinstance(given[1], Made) else given[1]

@@ -18,7 +18,7 @@ from penstock.observe import StageTime
 from penstock.stats import Stats
 from penstock.verdict import WORTH, Finding, findings, verdict
 
-#: Arguments that batch_sampler= excludes, and those of worker processes alone.
+#: Arguments that batch_sampler= excludes, and those of worker processes only.
 _OF_BATCHES = ("batch_size", "drop_last", "sampler", "shuffle")
 _OF_WORKERS = ("prefetch_factor", "persistent_workers")
 #: Changes that are tried out at the most, the best one first.

@@ -1,4 +1,4 @@
-"""Looks at a dataset of the user's own for what costs time or memory, or fails, in workers; none of its code runs.
+"""Looks at a user's dataset for what costs time or memory, or fails, in workers; none of its code runs.
 
 Attributes are read as they lie, and elements as built-in types give them.
 """
@@ -46,7 +46,7 @@ class Remark:
 
 #: Python objects in one attribute that take this many bytes, or more, are worth a remark: each worker copies them.
 COSTLY_BYTES = 16 << 20
-#: How many elements of a container stand for all when it is weighed, and how deep they are looked into.
+#: How many elements of a container are weighed in the place of all, and how deep they are looked into.
 _SAMPLED, _WEIGHED_DEPTH = 500, 4
 _PAGE = 4096
 #: What Python keeps before each object that its garbage collector knows.
@@ -60,7 +60,7 @@ _NO_DATA = (torch.Tensor, type, types.ModuleType, types.FunctionType)
 def lint(dataset: Any) -> list[Remark]:
     """Return remarks on a dataset's state: what fails first, then what costs.
 
-    It examines objects of the user's own classes, also as transforms, in a Subset, a ConcatDataset or any other object
+    It examines objects of the user's classes, also as transforms, in a Subset, a ConcatDataset or any other object
     that the dataset holds, but not those of libraries. No code of the dataset is called. Of a loader its dataset is
     examined.
     """
@@ -115,7 +115,7 @@ def _may_be_costly(value: Any) -> bool:
 def weight(value: Any, seen: set[int] | None = None, depth: int = _WEIGHED_DEPTH) -> float:
     """Return about how many bytes of pages reading all Python objects of a value copies.
 
-    Of long containers some elements stand for all. Nothing of an object's class runs.
+    Of long containers only some elements are weighed. Nothing of an object's class runs.
     """
     seen = set() if seen is None else seen
     kind = type(value)
@@ -155,7 +155,7 @@ def _is_table(value: Any) -> bool:
 
 
 def open_handles(held: Iterable[Held]) -> Iterator[Remark]:
-    """Yield remarks on open files and connections that a dataset of the user's own holds; one for an attribute."""
+    """Yield remarks on open files and connections that a user's dataset holds; one for an attribute."""
     for one, what in shared_handles(held):
         yield Remark(
             "open-handle",

@@ -106,7 +106,7 @@ def examine(of: DatasetFiles = NO_FILES) -> Iterator[Check]:
 def dataset_files(dataset: Any) -> DatasetFiles:
     """Return what the file system says of the files of a dataset, or of a loader's; no sample is read.
 
-    A dataset of the user's own that has neither lists of files nor a folder under a well-known name has no files here.
+    A user's dataset that has neither lists of files nor a folder under a well-known name has no files here.
     Its __len__ is called.
     """
     if isinstance(dataset, DataLoader):

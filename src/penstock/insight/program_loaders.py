@@ -1,6 +1,6 @@
-"""The loaders of a program: what tells them apart, and passes of torch's own, observed as penstock.DataLoader's are.
+"""The loaders of a program: what tells them apart, and passes of torch's, observed as penstock.DataLoader's are.
 
-Programs have torch's class under names of their own, derive classes from it, and call iter() and next() themselves.
+Programs have torch's class under other names, derive classes from it, and call iter() and next() themselves.
 What all of them come by is exchanged while somebody watches: the loader's __init__ and __iter__, and the _next_data of
 torch's two iterators, which makes or waits for a batch. Torch's __next__ is unchanged, so that its warnings name the
 same lines as ever. Iterators of other classes (torchdata's StatefulDataLoader has its own) are not observed.
@@ -132,7 +132,7 @@ class _Observation:
         """Return what observers are told of a batch: its samples are what it shows, or batch_size; 0: not known."""
         samples, begun, self.begun = self.samples, self.begun, 0.0
         if self.shown:
-            with contextlib.suppress(Exception):  # of a batch of the user's own kind
+            with contextlib.suppress(Exception):  # of a batch of the user's kind
                 samples = samples_in(batch, samples, iterable=True, stacks=True)
         return Delivery(batch, samples, waited + begun, in_flight=in_flight)
 
@@ -144,7 +144,7 @@ _lock = ProcessLock()
 
 
 def watch_torch(made: Made) -> Callable[[], None]:
-    """Have penstock.observe.watching() observe passes of torch's own loaders too; return what ends that.
+    """Have penstock.observe.watching() observe passes of torch's loaders too; return what ends that.
 
     Several may ask for it at the same time: each pass is observed once. What `made` raises is logged.
 

@@ -194,7 +194,7 @@ _publisher: Publisher | None = None
 def looked(loops: LoopMeter, now: float) -> None:
     """Take note that the CPU times of the loops over a loader were read."""
     if _publisher is not None and not _publisher.is_of_this_process():
-        publish()  # a forked child has a file of its own
+        publish()  # a forked child has another file
     if _publisher is not None:
         _publisher.looked(loops, now)
 

@@ -79,7 +79,7 @@ def _of_loop(loop: Loop, begin: float, end: float) -> dict[str, Any]:
 
 
 class Chart(NamedTuple):
-    """A chart of time, as the template draws it: lengths are shares of its own."""
+    """A chart of time, as the template draws it: lengths are shares of it."""
 
     title: str
     top: str

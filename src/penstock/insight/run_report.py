@@ -107,7 +107,7 @@ def _taken(loop: Loop, seconds: float) -> str:
 
 
 def plain_sentence(loop: Loop) -> str:
-    """Return a sentence of the loop's own times: first that of the batches but for the first one of each pass."""
+    """Return a sentence of the loop's times: first that of the batches but for the first one of each pass."""
     if loop.stats is not None and loop.loaders == 1 and loop.stats.verdict:
         return f"{loop.loader}: {loop.stats.verdict}"
     times, who = loop.times, "A background thread" if loop.background else "Your loop"

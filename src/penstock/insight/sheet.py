@@ -264,7 +264,7 @@ def _pictures(samples: Sequence[Fields], undo: Normalisation | None) -> tuple[li
 _SMALL = 96  # pixels of a side up to which pictures are enlarged, by a whole factor
 _GAP, _LINE, _LETTER = 8, 16, 7  # pixels between cells, of a line's height, and of a letter's width, about
 _LEAST_WIDTHS = (120, 280)  # of a cell, so that its text can be read: beside pictures, of text only
-_WIDEST = 320  # pixels of a cell on a page that its ID alone may take
+_WIDEST = 320  # pixels of a cell on a page that its ID may take
 _LEAST_SHEET = 480  # pixels of a sheet's width
 _LINES = 6  # of text below the ID of a cell
 _MOST_PIXELS = 100_000_000  # of a sheet; viewers and Pillow itself refuse much larger ones

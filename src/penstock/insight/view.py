@@ -93,7 +93,7 @@ def batch_of(
     """Return a batch of a loader; or samples of a dataset, as it returns them.
 
     Of a loader with a sampler only the samples of that batch are read, with at most one worker process; an iterable
-    dataset, and a loader class with an __iter__ of its own, is read up to that batch.
+    dataset, and a loader class that defines __iter__, is read up to that batch.
 
     Args:
         given: a dataset, a loader, or an object that yields batches.
@@ -185,7 +185,7 @@ def _name_of(loader: Any) -> str:
 
 
 def _with_texts(value: Any, decode: Callable[[list[int]], str]) -> Any:
-    """Return a batch, or samples, with texts for their tokens; None: they have none. Numbers below 0 are no tokens."""
+    """Return a batch, or samples, with texts for their tokens; None: they have none. Numbers below 0 are not tokens."""
 
     def text_of(row: Any) -> Any:
         row = row.tolist() if hasattr(row, "tolist") else row

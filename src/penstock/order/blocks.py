@@ -5,7 +5,7 @@ blocks, and one chunk after the other goes into one slot of the epoch after the 
 A slot so holds a chunk of each block of a window that moves on by one block a slot, and is shuffled within itself. The
 chunks before the first full window are in the first slot, and those behind the last one in the last slot.
 
-All of this is a function of (seed, epoch, position): any position is computed from its slot alone.
+All of this is a function of (seed, epoch, position): any position is computed only from its slot.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ class MixOrder:
         return out
 
     def _samples(self, number: int, begin: int, count: int) -> Indices:
-        """Return the samples of one dataset at consecutive positions of its own, round after round."""
+        """Return the samples of one dataset at its consecutive positions, round after round."""
         size = self._sizes[number]
         if self._shuffled is None or size == 1:
             return (begin % size + np.arange(count, dtype=np.int64)) % size
@@ -261,7 +261,7 @@ def _bound(tree: Node) -> float:
 def _deal(node: Node, begin: int, places: Indices) -> Iterator[tuple[int, int, Indices]]:
     """Yield who gets positions begin to begin + len(places) - 1: (leaf, number of the first among the leaf's, places).
 
-    places: stands for these positions; each leaf gets a part of them, in their order.
+    places: replaces these positions; each leaf gets a part of them, in their order.
     """
     if not len(places):
         return

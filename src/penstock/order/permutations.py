@@ -199,7 +199,7 @@ class Epochs:
     def next(self, *, counted: bool) -> tuple[int | None, int]:
         """Return (seed, epoch) of the pass that begins.
 
-        Without a seed each pass has a base seed of its own and is epoch 0 of that, unless passes are counted.
+        Without a seed each pass has its own base seed and is epoch 0 of that, unless passes are counted.
         """
         epoch, self.number = self.number, self.number + 1
         return self.seed, epoch if counted or self.seed is not None else 0

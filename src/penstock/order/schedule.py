@@ -129,7 +129,7 @@ class Schedule(NamedTuple):
 
 @dataclass(frozen=True)
 class BucketSchedule:
-    """The batches of one rank in one epoch of an order that has batches of its own, from a position on.
+    """The batches of one rank in one epoch of an order that has its own batches, from a position on.
 
     Args:
         size: samples of the epoch.
@@ -145,7 +145,7 @@ class BucketSchedule:
     share: Share
     start: int
 
-    #: No step is cut by its number alone.
+    #: No step is cut only by its number.
     batch_size, full = 0, range(0)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -227,7 +227,7 @@ def cut(order: Callable[[], Order], schedule: Steps) -> Iterator[tuple[Indices, 
     size, full = schedule.batch_size, schedule.full
     for begin in full:
         yield positions.take(begin, size), range(begin, begin + size)
-    for step in range(len(full), schedule.steps):  # the last one, or each of its own size
+    for step in range(len(full), schedule.steps):  # the last one, or each, has its own size
         part = schedule.part(step)
         yield indices_of(positions, part), positions_of(part)
 

@@ -43,7 +43,7 @@ class Leaf:
     id: Callable[[int], str]
     read: Callable[[int], Encoded]
     stamp: Callable[[int], Stamp]
-    """Of the file of a sample; the size alone where there is none, and 0 where that is not known."""
+    """Of the file of a sample; only the size where there is none, and 0 where that is not known."""
     labels: Sequence[Any] | NDArray[Any] | None = None
     label: str | None = None
     """int, float, text or tensor."""
@@ -82,7 +82,7 @@ def contents_of(dataset: Any, to_bytes: Callable[[Any], Any] | None) -> Contents
     """Return what is packed of a dataset.
 
     Raises InvalidOption for a dataset that Penstock does not know, without to_bytes; for parts of different kinds; for
-    an ID that is no name inside a folder, or that two samples have.
+    an ID that is not a name inside a folder, or that two samples have.
     """
     if len(dataset) == 0:
         raise InvalidOption(f"{type(dataset).__name__} has no samples: there is nothing to pack")

@@ -137,7 +137,7 @@ class FolderPlace:
             yield
 
     def sizes(self) -> dict[str, int]:
-        """Return all files with their bytes; those that are no regular files have -1."""
+        """Return all files with their bytes; those that are not regular files have -1."""
         found: dict[str, int] = {}
         with os.scandir(self.path) as entries:
             for entry in entries:

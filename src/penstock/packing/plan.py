@@ -74,7 +74,7 @@ def make(contents: Contents, options: Mapping[str, Any], shard_size: int, share:
     Args:
         contents: the samples.
         options: what a shard depends on, besides the samples.
-        shard_size: the most bytes of a shard, unless one sample alone has more.
+        shard_size: the most bytes of a shard, unless a single sample has more.
         share: how many bytes are packed for each byte of a file; 1: all of them as they are.
         stamps: int64, shape (samples, 2): size and time of each sample's file.
     """

@@ -143,7 +143,7 @@ class ShardWork:
         Args:
             after: called after each sample with the bytes that were added, and with none while the shard is sent
                 somewhere; may raise to stop.
-            attempt: a part of the temporary names: who was given up may still write to the names of its own.
+            attempt: a part of the temporary names: a packer that was given up may still write to its names.
 
         Raises:
             SampleError, DatasetChanged, OSError: the temporary files are removed then.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from collections import deque
 from typing import Any
@@ -26,9 +27,13 @@ class Carrier:
     """It is closed where Python ends amid a pass."""
     profile_name = "Pass"
     """The class of iterator that torch's profiler names."""
+    interrupted = False
+    """The pass sets it before `close` where a Ctrl-C came, which reaches other processes, too."""
 
     def __init__(self, resources: PassResources) -> None:
         self.resources = resources
+        self.pid = os.getpid()
+        """Of the process that has the threads: a forked child has none of them."""
         self.workers = resources.workers
         """Its threads, for programs that ask."""
         self.reads_ahead = bool(resources.workers) and resources.ahead
@@ -52,10 +57,7 @@ class Carrier:
     @property
     def reusable(self) -> bool:
         """Whether another pass can be made."""
-        return True
-
-    def interrupted(self) -> None:
-        """Take note that a Ctrl-C came, which reaches other processes too: no other pass is made."""
+        return os.getpid() == self.pid
 
     @abstractmethod
     def close(self) -> None:
@@ -66,26 +68,21 @@ class Carrier:
     def new_batch(self) -> Any:
         return Batch()
 
-    def prepare(self, queue: deque[Any]) -> None:
-        """Do what comes before the sampler is asked for batches."""
+    def prepare(self, queue: deque[Any], *, first: bool) -> bool:
+        """Do what comes before the sampler is asked for batches.
 
-    def catch_up(self) -> bool:
-        """Have workers know how the dataset has changed since the pass began; called before its first batch comes.
-
-        Lightning calls iter() before the hook in which programs set the epoch of a dataset. True: what they were asked
-        for is forgotten, and begins again.
+        first: no batch of the pass was handed out. Workers are told then how the dataset has changed since the pass
+        began: Lightning calls iter() before the hook in which programs set the epoch of a dataset. True: what they were
+        asked for is forgotten, and begins again.
         """
         return False
 
     def depth(self, queue: deque[Any]) -> int:
-        """Return how many batches to keep in flight."""
+        """Continue with the batches that were begun, and return how many to keep in flight."""
         return 1
 
     def begin(self, batch: Any) -> None:
         """Begin to make a batch of what the sampler gave."""
-
-    def push(self, queue: deque[Any]) -> None:
-        """Go on with the batches that were begun."""
 
     @abstractmethod
     def ready(self, queue: deque[Any]) -> Any:
@@ -98,18 +95,13 @@ class Carrier:
         """Return whether `ready` would wait for nobody: the batch is there, or its making is the calling thread's."""
         return True
 
-    @abstractmethod
+    def delivery(self, batch: Any) -> Delivery:
+        """Return a batch that is ready as its user gets it."""
+        return Delivery(self.assemble(batch), batch.count, read_by_python=batch.read_by_python)
+
     def assemble(self, batch: Any) -> Any:
-        """Return a batch as its user gets it."""
-
-    def delivery(self, batch: Any, out: Any) -> Delivery:
-        return Delivery(out, batch.count, read_by_python=batch.read_by_python)
-
-    def report(self, batch: Any | None, *, came: bool) -> None:
-        """Tell who follows the pass that a batch came, or an error: in its place, or of no batch (None)."""
-
-    def drop(self, batch: Any) -> None:
-        """Take note that a batch is not in flight any more."""
+        """Return what `delivery` delivers of a batch of a native plan."""
+        raise NotImplementedError
 
     def _in_flight_of(self, size: int) -> int:
         """Return how many batches of so many bytes are to be in flight."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections import deque
@@ -20,6 +21,7 @@ from penstock.passes.carrier import Carrier
 from penstock.passes.job import Job
 from penstock.passes.values import PassInput
 from penstock.sample_notes import not_an_end
+from penstock.state.streams import Streams
 from penstock.system.tracebacks import shorten
 from penstock.workers.batch import Batch
 
@@ -39,7 +41,7 @@ class Pass(_BaseDataLoaderIter):
 
     Args:
         carrier: makes the batches; the pass starts and ends it.
-        pass_input: what the sampler gives; a list holds what it gave that is no indices.
+        pass_input: what the sampler gives; a list holds what it gave that is not indices.
         eager: begin batches now, not when the first one is asked for.
     """
 
@@ -48,6 +50,8 @@ class Pass(_BaseDataLoaderIter):
     observers: Observers = ()
     arrivals: Arrivals | None = None
     """Told which batches come, where they come out of order."""
+    streams: Streams | None = None
+    """Told the states of the dataset's workers behind the batches."""
 
     # not torch's: this draws and starts other things
     def __init__(self, carrier: Carrier, pass_input: PassInput, *, eager: bool = False) -> None:
@@ -62,7 +66,7 @@ class Pass(_BaseDataLoaderIter):
             vars(self).update(carrier.shown)
             self.begin(pass_input, eager=eager)
         except BaseException:
-            carrier.interrupted()
+            carrier.interrupted = True
             self._end()
             raise
 
@@ -111,8 +115,9 @@ class Pass(_BaseDataLoaderIter):
         started = perf_counter()
         carrier, queue, batch = self.carrier, self._queue, None  # close(), in another thread, makes another queue
         try:
-            carrier.prepare(queue)
-            if not self._num_yielded and carrier.catch_up():
+            if carrier.pid != os.getpid():
+                raise RuntimeError("the workers of this iterator belong to the parent process of this fork")
+            if carrier.prepare(queue, first=not self._num_yielded):
                 self._ask_again(queue)
             while batch is None:
                 self._refill(queue)
@@ -153,26 +158,30 @@ class Pass(_BaseDataLoaderIter):
         try:
             if batch.error is not None:
                 batch.raise_error()
-            out = carrier.assemble(batch)
+            delivery = carrier.delivery(batch)
             if carrier.reads_ahead and self._may_ask():  # without workers nothing is done ahead
                 self._refill(queue)
             self._num_yielded += 1
-            return carrier.delivery(batch, out)
+            return delivery
         except StopIteration as error:
             raise not_an_end(error, "while a batch was made") from error
         finally:
-            carrier.drop(batch)
+            if batch.shards is not None:
+                batch.let_shards_go()
 
     def _report(self, batch: Any, *, came: bool) -> None:
         """Tell of the batch that came, or of the error in its place."""
         if self.arrivals is not None:
             self.arrivals.read(None if batch is None else batch.place)
-        self.carrier.report(batch, came=came)
+        if (streams := self.streams) is not None and streams.now is None:
+            if came:
+                streams.read(batch.stream, batch.state)
+            else:
+                streams.failed()
 
     def _refill(self, queue: deque[Any]) -> None:
         carrier = self.carrier
-        carrier.push(queue)
-        while not self._exhausted and len(queue) < carrier.depth(queue):
+        while len(queue) < carrier.depth(queue) and not self._exhausted:
             if queue and not self._may_ask():
                 return
             batch = carrier.new_batch()
@@ -181,7 +190,6 @@ class Pass(_BaseDataLoaderIter):
             queue.append(batch)
             if batch.given is not None:
                 carrier.begin(batch)
-            carrier.push(queue)
 
     def _may_ask(self) -> bool:
         return self._input.ready is None or self._input.ready()
@@ -210,7 +218,7 @@ class Pass(_BaseDataLoaderIter):
             raise
         except BaseException:  # Ctrl-C in any line: what was begun is not known
             self._open, self._interrupted = False, True
-            self.carrier.interrupted()
+            self.carrier.interrupted = True
             self.close()  # a notebook keeps the traceback, and with it this pass
             raise
 
@@ -260,5 +268,5 @@ def open_pass(make: MakeCarrier, job: Job, held: Pass | None) -> Pass:
         held.begin(drawn(), carrier, eager=job.eager)
     if carrier.in_order:
         job.progress.arrivals = None
-    held.arrivals = job.progress.arrivals
+    held.arrivals, held.streams = job.progress.arrivals, job.streams
     return held

@@ -118,13 +118,13 @@ class PassResources:
     meter: Meter = field(default_factory=Meter)
     """Adds up what the workers spend in each stage."""
     shared: SharedBuffers | None = None
-    """Batch memory that worker processes fill; None: each batch comes in memory of its own, as torch's does."""
+    """Batch memory that worker processes fill; None: each batch comes in its own memory, as torch's does."""
     timeout: float = 0
     """Seconds to wait for a batch, 0 for ever."""
     ahead: bool = True
     """Batches may be taken from the sampler before the user calls next() for them."""
     settled: bool = False
-    """All indices of the pass are settled when the first is taken: it cannot be seen how far ahead they are taken."""
+    """The sampler's indices are fixed at the start, so reading ahead has no visible effect."""
     persistent: bool = False
     """The iterator is used for the next pass too."""
     fillers: ActorReport | None = None

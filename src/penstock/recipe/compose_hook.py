@@ -3,9 +3,9 @@
 A dataset that opens an image with Pillow, or decodes it to a uint8 tensor, and calls a Compose on it gets exactly what
 the Compose would return: the same elements, strides and type, after the same draws from torch's generator, for
 torchvision's own code draws them. Known transforms that follow each other are run together by the native core, on the
-memory of the image: no image is made between them, and Python's lock is let go. Of an encoded image (encoded_image.py)
-no more is decoded than the first of them needs, in a Compose or called by themselves. All other transforms are called
-as ever.
+memory of the image: no image is made between them, and Python's lock is released. Of an encoded image
+(encoded_image.py) no more is decoded than the first of them needs, in a Compose or called by themselves. All other
+transforms are called as ever.
 
 While a pass is open other methods stand in the place of those of torchvision's classes (patches.py); in any thread that
 does not work for a loader they do what they did.
@@ -26,7 +26,7 @@ from penstock import call_counts
 from penstock.recipe.composed_run import REFUSED, Run, called, find_picture, read_run, read_sample_run, run_sample
 from penstock.recipe.conversions import PRESETS as KNOWN_PRESETS, tensor_ramp
 from penstock.recipe.encoded_image import is_encoded
-from penstock.recipe.originals import AttributeState, Row, add_methods, hooked, look_again, replaced_in_class
+from penstock.recipe.originals import AttributeState, Row, add_methods, hooked, look_again, replaced_in_class, this_pass
 from penstock.recipe.patches import Patches, in_worker
 from penstock.recipe.reader import known_transforms
 from penstock.recipe.torchvision import PRESETS, TV_TENSORS, V1, V2, changed, classes
@@ -41,13 +41,8 @@ class Debt:
     images = 0
 
 
-class Passes:
-    begun = 0
-    """How many passes have begun: methods of classes are looked at once a pass."""
-
-
 def parts_of(compose: Any) -> Any:
-    """Return the list of the transforms that one holds. Raises KeyError where it has none of its own."""
+    """Return the list of the transforms that one holds. Raises KeyError where only its class has one."""
     return vars(compose)["transforms"]
 
 
@@ -68,7 +63,7 @@ class KnownTransforms:
         self.takes_several = not any(type(compose) in classes("Compose", V1) for compose in composes)
         """Whether no part is a Compose of the first generation, which takes one value."""
         self._kinds = {*self._list_kinds, *map(type, held)}
-        self._pass, self._replaced = Passes.begun, self._is_replaced()
+        self._pass, self._replaced = this_pass(), self._is_replaced()
         theirs = set(map(id, held))
         self.native = (
             not self._replaced
@@ -104,16 +99,16 @@ class KnownTransforms:
     @property
     def given_up(self) -> bool:
         """Whether torchvision runs them all in this pass."""
-        return not self.native and self._pass == Passes.begun
+        return not self.native and self._pass is this_pass()
 
-    def still(self, transforms: Sequence[Any]) -> list[Any] | None:
+    def same_parts(self, transforms: Sequence[Any]) -> list[Any] | None:
         """Return the parts of a list, in turn, where they are those that are known, unchanged; None: they are not."""
         if hooked() or not self.native:
             return None
-        if self._pass != Passes.begun:
+        if self._pass is not (now := this_pass()):
             if self._is_replaced() != self._replaced:
                 return None
-            self._pass = Passes.begun
+            self._pass = now
         parts, composes = self._flat(transforms)
         if len(parts) != len(self._known) or len(composes) != len(self._composes):
             return None
@@ -124,7 +119,7 @@ class KnownTransforms:
         return parts if same and all(map(AttributeState.same, self._composes, composes)) else None
 
     def run(self, transforms: Sequence[Any], parts: Sequence[Any], value: Any, several: bool = False) -> Any:
-        """Return what calling the transforms in turn returns, of which still() has just returned the parts.
+        """Return what calling the transforms in turn returns, of which same_parts() has just returned the parts.
 
         A transform that is changed meanwhile is called as it is then; a list that is changed counts from the next call.
 
@@ -157,7 +152,7 @@ class KnownTransforms:
     def _are_still(self, parts: Sequence[Any], transforms: Sequence[Any]) -> bool:
         """Return whether these are still the parts of a list, unchanged; False where that cannot be told."""
         try:
-            now = self.still(transforms)
+            now = self.same_parts(transforms)
         except (KeyError, TypeError):
             return False
         return now is not None and all(one is other for one, other in zip(parts, now, strict=True))
@@ -298,10 +293,10 @@ def _known_and_parts(
         entry.calls += 1
         if known is not None and known.given_up:
             return None
-        parts = None if known is None else known.still(transforms)
+        parts = None if known is None else known.same_parts(transforms)
         if parts is None:
             known = _reread(entry, compose, transforms)
-            parts = None if known is None else known.still(transforms)
+            parts = None if known is None else known.same_parts(transforms)
         return None if known is None or parts is None else (known, parts)
     except Exception:  # of an object in an unusual state: torchvision's own error counts
         return None
@@ -313,7 +308,7 @@ def _reread(entry: _Entry, compose: Any, parts: Sequence[Any]) -> KnownTransform
     if Debt.images > _MOST_DEBT and entry.calls < _IMAGES_PER_READING:
         return None
     if isinstance(parts, list | tuple) and not parts:
-        return None  # version 2 raises an error of its own for an empty list
+        return None  # version 2 raises its own error for an empty list
     if parts[0] is not compose and not (type(compose) in classes("Compose") and type(parts) in (list, tuple)):
         return None  # a subclass may behave differently
     Debt.images += _IMAGES_PER_READING
@@ -386,6 +381,5 @@ _METHODS: tuple[Row, ...] = (
 
 def find(patches: Patches) -> None:
     """Add the methods of what is imported of torchvision."""
-    Passes.begun += 1
     look_again()
     add_methods(patches, _METHODS, in_worker)

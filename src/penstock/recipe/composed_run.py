@@ -315,7 +315,7 @@ class _Unlike(Exception):
 def find_picture(value: Any) -> tuple[list[Any], Any, int] | None:
     """Return a sample's values, what it is made of, and which of them is its image, a PIL image of mode RGB or L.
 
-    None: it has none, or a value of a class of a program's own that transforms may change.
+    None: it has none, or a value of a program's class that transforms may change.
     """
     leaves, spec = tree_flatten(value)
     place = None

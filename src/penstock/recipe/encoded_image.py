@@ -191,7 +191,7 @@ def _read(image: Any) -> tuple[bytes, int] | str:
         if not isinstance(certified, str) and certified[:3] == (*image.size, components):
             return data, certified[3]
         image.fp.seek(position)
-    except (OSError, ValueError, MemoryError):  # Pillow, which begins at the start of the file, has an error of its own
+    except (OSError, ValueError, MemoryError):  # Pillow, which begins at the start of the file, raises its own error
         return "the file cannot be read"
     return certified if isinstance(certified, str) else "the file was changed"
 

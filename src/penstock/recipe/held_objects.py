@@ -20,7 +20,7 @@ from penstock.system.libraries import is_users
 #: How many objects are visited, and how deep in one another.
 _OBJECTS, _DEPTH = 4_000, 8
 
-#: What lies in an attribute of the object that holds it, and has none of its own.
+#: What lies in an attribute of the object that holds it, and has no attributes.
 _WITHIN: tuple[Any, ...] = (list, tuple, dict, types.FunctionType, types.MethodType)
 _SMALL = (str, int, float, bool, type(None))
 _PLAIN: tuple[Any, ...] = (str, bytes, bytearray, int, float, complex)
@@ -46,7 +46,7 @@ class Held:
     """The expression that leads to it: "dataset.dataset.samples"."""
     value: Any
     owner: Any = None
-    """The object of the user's own whose attribute it is, or lies in; None: a library's."""
+    """The user's object whose attribute it is, or lies in; None: a library's."""
     attribute: str = ""
     """That attribute of the owner."""
     direct: bool = False

@@ -32,7 +32,7 @@ _WARPS = {"nearest": 0, "bilinear": 2, "bicubic": 3}
 
 
 def recipe_of(augmentation: dict[str, Any], channels: int = 3) -> _native.Recipe:
-    """Return the recipe that does an augmentation alone. Raises ValueError, TypeError or RuntimeError: it is none."""
+    """Return the recipe that only does an augmentation. Raises ValueError, TypeError or RuntimeError: it is none."""
     operation = {"op": "Augment", "augmentation": augmentation}
     return _native.Recipe(channels, [operation], "uint8", "hwc", None, [])
 
@@ -151,7 +151,7 @@ def decoded_alike() -> bool:
 def operator_decodes_alike(operator: Any) -> bool:
     """Return whether an operator that decodes JPEG files for torchvision gives these images the native core's pixels.
 
-    torchvision has a libjpeg of its own.
+    torchvision has its own libjpeg.
     """
     try:
         for data in jpeg_files():

@@ -1,11 +1,11 @@
-"""Which of the functions that a native plan stands for are still those of their packages.
+"""Which of the functions that a native plan replaces are still those of their packages.
 
-A program, or a test of one, may put a function of its own in the place of torch.load, of Image.open or of a method of a
+A program, or a test of one, may put its own function in the place of torch.load, of Image.open or of a method of a
 transform or dataset. The native core would then not do what the program wants, so that such a plan is Python's. What
 lies deeper in these packages is not looked at. A function counts as its package's own if its globals are those of the
 package: this does not depend on whether Penstock or the program was imported first, and a mock never does.
 
-A function of Penstock's own passes for the one that it stands in for (patches.py). What is replaced in the middle of a
+A function of Penstock's passes for the one that it replaces (patches.py). What is replaced in the middle of a
 pass is seen by the next one. Objects that are the same as before are not looked at again.
 """
 
@@ -44,6 +44,11 @@ def look_again() -> None:
         _answers.clear()
 
 
+def this_pass() -> object:
+    """Return what is another object since the last look_again()."""
+    return _pass
+
+
 HOOKED = Refusal("torch.nn.Module", "torch has hooks for all modules", "no global module hooks")
 
 
@@ -76,12 +81,12 @@ def replaced_in(module: str, names: str) -> Refusal | None:
 
 
 def replaced_in_class(kind: type, names: str = _TRANSFORMING) -> Refusal | None:
-    """Return which of these methods of a class of a package's own, or of its bases, was replaced, or None."""
+    """Return which of these methods of a class of a package, or of its bases, was replaced, or None."""
     return _answered((kind, names), kind.__mro__)
 
 
 def own_class(module: str, name: str) -> Any:
-    """Return a class of a package's own by its name in a module; None: there is none, or one of a program's."""
+    """Return a package's class by its name in a module; None: there is none, or one of a program's."""
     kind = getattr(sys.modules.get(module), name, None)
     return kind if isinstance(kind, type) and _root(kind.__module__) == _root(module) else None
 

@@ -1,4 +1,4 @@
-"""Classes of a program's own whose call only hands the image to a transform that they hold, as presets do.
+"""Classes of a program whose call only hands the image to a transform that they hold, as presets do.
 
 That is told by the bytecode of the method: it is that of one of the functions below, but for the attribute's name.
 """
@@ -32,7 +32,7 @@ _SHAPES = {_shape(function.__code__) for function in (_returned, _returned_by_na
 
 
 def held_transform(value: Any) -> Any:
-    """Return the transform to which an object of a program's own class hands its one argument, and does no more.
+    """Return the transform to which an object of a program's class hands its one argument, and does no more.
 
     None: it is another object, or its call may do something else.
     """

@@ -56,7 +56,7 @@ def wrap(
 
 
 def _choosing(original: Any, instead: Any, active: Any, compiling: Any) -> Any:
-    # Of closed-over names alone: it gets the original's globals, file and first line.
+    # Of closed-over names only: it gets the original's globals, file and first line.
     return lambda *args, **named: (original if compiling() or not active() else instead)(*args, **named)
 
 
@@ -113,7 +113,7 @@ class Patches:
         the original is found there by pickle, as long as another stands where it says that it is from. A builtin
         function may not say where it is from (its `__module__` is None).
 
-        modules: of its own package, those that offer it.
+        modules: of its package, those that offer it.
         """
         if id(original) not in self._functions:
             self._functions[id(original)] = original, ours

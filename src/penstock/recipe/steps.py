@@ -52,7 +52,7 @@ class Recipe:
     operations: tuple[dict[str, Any], ...] = ()
     """The operations that move pixels, in order, with their parameters as the native core takes them."""
     fills: tuple[bytes, ...] | None = None
-    """The colours of padding, a byte a channel, by the numbers that operations give; None: the result is no pixels."""
+    """The colours of padding, a byte a channel, by the numbers that operations give; None: the result is not pixels."""
     leading: int = 0
     """How many operations come before the first one that draws, or that acts on values other than pixels; paddings that
     would be the last of them are not counted."""

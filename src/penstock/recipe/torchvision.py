@@ -25,7 +25,7 @@ V2 = "torchvision.transforms.v2"
 TV_TENSORS = "torchvision.tv_tensors"
 #: The modules of the first generation.
 FIRST = (V1, AUTOMATIC, PRESETS)
-# Methods that a transform object may carry as attributes of its own, over those of its class.
+# Methods that a transform object may carry as attributes, over those of its class.
 _OVERRIDES = {
     *("forward", "transform", "make_params", "get_params", "check_inputs", "__call__", "_call_kernel"),
     *("_augmentation_space", "_apply_image_or_video_transform", "_get_random_item", "_needs_transform_list"),
@@ -73,7 +73,7 @@ def flatten(transform: object) -> Iterator[object]:
 
 
 def is_wrapper(transform: object) -> bool:
-    """Return whether an object of a program's own class only calls a transform of torchvision's that it holds."""
+    """Return whether an object of a program's class only calls a transform of torchvision's that it holds."""
     if _root_of(transform) in ("torchvision", "torch", "timm", "penstock"):
         return False
     held = held_transform(transform)
@@ -101,7 +101,7 @@ def classes(name: str, *modules: str) -> list[type]:
     """Return torchvision's classes of this name in these modules (both generations), as far as they are imported."""
     imported = [sys.modules[where] for where in modules or (*FIRST, V2) if where in sys.modules]
     found = (vars(module).get(name) for module in imported)
-    # A program may have put a class of its own there.
+    # A program may have put its own class there.
     return [kind for kind in found if isinstance(kind, type) and kind.__module__.startswith(("torchvision.", "timm."))]
 
 

@@ -85,7 +85,7 @@ class SeedWarnings:
 def held_generators(root: object) -> list[tuple[str, Any]]:
     """Return the generators that an object, or what it holds, keeps, each with the expression that leads to it.
 
-    A pipeline of Albumentations stands for the generators that it keeps.
+    A pipeline of Albumentations counts as the generators that it keeps.
     """
     found: list[tuple[str, Any]] = []
     seen: set[int] = set()
@@ -141,7 +141,7 @@ _copies: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
 
 
 def reseed_copy(dataset: object, earlier: int, worker: int) -> None:
-    """Set the generators that a worker's own copy of a dataset keeps, so that each copy has draws of its own.
+    """Set the generators that a worker's own copy of a dataset keeps, so that each copy draws other numbers.
 
     Without it all workers have the generators of the dataset that they are copies of, and repeat each other's draws,
     and in each pass those of the pass before. The first worker of the first pass has them as they are.
@@ -170,7 +170,7 @@ def reseed_copy(dataset: object, earlier: int, worker: int) -> None:
 
 
 def _state_of(generator: Any) -> int:
-    """Return a number of 64 bits that stands for the state of a generator."""
+    """Return a number of 64 bits that identifies the state of a generator."""
     if isinstance(generator, torch.Generator):
         state: Any = generator.get_state().numpy()
     elif isinstance(generator, np.random.Generator):

@@ -174,7 +174,7 @@ def photos_of(size: int, name: Callable[[int], tuple[str, str | None]], packed_b
 
     Args:
         name: returns (ID, file) of a sample.
-        packed_bytes: of a photo in shards; None: each sample is a file of its own.
+        packed_bytes: of a photo in shards; None: each sample is one file.
     """
     try:
         names = [name(index) for index in range(0, size, max(1, -(-size // _NAMED)))]
@@ -185,7 +185,7 @@ def photos_of(size: int, name: Callable[[int], tuple[str, str | None]], packed_b
 
 
 def _indexable(leaves: Sequence[NativeSource]) -> Iterator[tuple[int, Any, _native.JpegIndex | None, Photos | None]]:
-    """Yield the place, the filler, the index of its own and else the photos of each leaf that an index may serve."""
+    """Yield the place, the filler, its index, and else the photos of each leaf that an index may serve."""
     for number, leaf in enumerate(leaves):
         filler = leaf.fields[0].filler
         # Other fillers of images read pixels, or keep them.

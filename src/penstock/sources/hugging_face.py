@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import sys
-import weakref
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +21,7 @@ from penstock.recipe.steps import Refusal, Step
 from penstock.sources.native_source import Field, Form, Memory, NativeSource
 from penstock.sources.source import Source
 from penstock.system.words import counted
+from penstock.tables.column import read_once
 
 
 class HuggingFaceSource(Source):
@@ -46,7 +46,7 @@ class HuggingFaceSource(Source):
         for name in first:
             try:
                 column = column_of(table, name)
-                if as_objects and column.dtype == "uint64":  # the greatest are no int64
+                if as_objects and column.dtype == "uint64":  # the greatest do not fit into int64
                     raise NotNumbers("uint64 numbers as Python objects")
                 fields[name] = _field(column, first[name])
             except NotNumbers as why:
@@ -132,22 +132,17 @@ class Column(NamedTuple):
     """By the dtype that they convert to, those that were made."""
 
 
-#: By the identity of a table, for as long as it lives: the table, and its columns that were read, or what they hold.
-_known: dict[int, tuple[weakref.ref[Any], dict[str, Column | str]]] = {}
+@read_once
+def _column_or_why(column: Any) -> Column | str:
+    try:
+        return _read(column)
+    except NotNumbers as error:
+        return str(error)
 
 
 def column_of(table: Any, name: str) -> Column:
-    """Return a column of a pyarrow.Table, which is read once: tables never change. Raises NotNumbers."""
-    key = id(table)
-    if key not in _known or _known[key][0]() is not table:
-        _known[key] = weakref.ref(table, lambda _: _known.pop(key, None)), {}
-    columns = _known[key][1]
-    if name not in columns:
-        try:
-            columns[name] = _read(table.column(name))
-        except NotNumbers as error:
-            columns[name] = str(error)
-    found = columns[name]
+    """Return a column of a pyarrow.Table. Raises NotNumbers."""
+    found = _column_or_why(table, name)
     if isinstance(found, str):
         raise NotNumbers(found)
     return found

@@ -74,9 +74,9 @@ class ImageSteps(NamedTuple):
     as_samples: Callable[[], bool] | None = None
     """Returns whether the rows lie as the tensors of the dataset's samples do; None: that is not known."""
     encoded: bool = False
-    """Each is made of an image file of the sample's own, which `identify` names."""
+    """Each is made of the sample's own image file, which `identify` names."""
     packed_bytes: float | None = None
-    """Of an image file that is a part of a shard; None: each is a file of its own, or there are none."""
+    """Of an image file that is a part of a shard; None: each is one file, or there are none."""
     jpeg_index: _native.JpegIndex | None = None
     """The decoder states that the dataset brings with its images; None: it brings none."""
 

@@ -292,7 +292,7 @@ def changed(file: BinaryIO) -> str | None:
         if "Bad CRC-32" in str(error):
             return f"the CRC-32 of {name} is not the one in the file: its content has changed since it was written"
     except (NotImplementedError, RuntimeError, ValueError, EOFError, struct.error, zlib.error):
-        pass  # what torch.load has read and zipfile cannot is no proof of damage
+        pass  # what torch.load has read and zipfile cannot need not be damaged
     return None
 
 

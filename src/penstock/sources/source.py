@@ -1,6 +1,6 @@
 """What Penstock knows of a dataset: its adapter.
 
-An adapter, a subclass of `Source`, stands for the classes of dataset that it names; tree.SOURCES is the tuple of all.
+An adapter, a subclass of `Source`, serves the classes of dataset that it names; tree.SOURCES is the tuple of all.
 It knows the names, files, labels and sizes of samples and, for exactly the classes that it names, how the native core
 reads whole batches (`native`) and how threads read single samples (`sample_reader`).
 """
@@ -40,7 +40,7 @@ class Source:
     """
 
     classes: tuple[type, ...] = ()
-    """The classes of dataset that the adapter stands for."""
+    """The classes of dataset that the adapter serves."""
     torchvisions: tuple[str, ...] = ()
     """The names of such classes in torchvision.datasets, where the program has imported it."""
     read: frozenset[str] | None = None
@@ -55,7 +55,7 @@ class Source:
 
     @classmethod
     def kinds(cls) -> tuple[type, ...]:
-        """Return the classes of dataset that the adapter stands for now."""
+        """Return the classes of dataset that the adapter serves now."""
         if not cls.torchvisions:
             return cls.classes
         found = (own_class("torchvision.datasets", name) for name in cls.torchvisions)
@@ -190,7 +190,7 @@ def native_of(source: Source, raw: bool) -> NativeSource | Refusal:
 
 
 def _reads_as_known(source: Source) -> bool:
-    """Return whether a dataset is of a class that its adapter stands for, or of a subclass that reads as that does."""
+    """Return whether a dataset is of a class that its adapter serves, or of a subclass that reads as that does."""
     kind, kinds = type(source.dataset), source.kinds()
     if kind in kinds:
         return True
@@ -205,7 +205,7 @@ def _reads_as_known(source: Source) -> bool:
 
 
 def unknown(dataset: object) -> Refusal:
-    """Return why a dataset of a class that no adapter stands for is not native."""
+    """Return why a dataset of a class that no adapter serves is not native."""
     why = getattr(dataset, "_read_by_python", "Penstock does not know this class, so Python reads it")
     return Refusal(type(dataset).__name__, why, "")
 

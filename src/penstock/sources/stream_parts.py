@@ -1,4 +1,4 @@
-"""An iterable dataset that is shared out: each worker of each rank goes through a part of its own."""
+"""An iterable dataset that is shared out: each worker of each rank iterates over its part."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class TableSource(Source):
         )
 
     def _numbers(self, names: list[str]) -> dict[str, Field] | Refusal:
-        """Return how columns are read; the rows of a table with images are those of the samples alone."""
+        """Return how columns are read; the rows of a table with images are those of the samples only."""
         dataset, fields = self.dataset, {}
         remedy = "columns= without it"
         for name in names:

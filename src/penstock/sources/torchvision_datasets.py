@@ -58,7 +58,7 @@ class TorchvisionFolderSource(Source):
             return refusal
         located = _located(dataset)
 
-        # Pairs are taken apart as torchvision does it, so that an entry which is no pair raises torchvision's error.
+        # Pairs are taken apart as torchvision does it, so that an entry which is not a pair raises torchvision's error.
         def labels(positions: Indices) -> LabelColumn:
             return transformed([located(position)[1] for position in positions.tolist()], dataset.target_transform)
 

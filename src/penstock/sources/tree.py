@@ -1,4 +1,4 @@
-"""Subset and ConcatDataset, which stand for other datasets: the only walk over them; and the tuple of all adapters.
+"""Subset and ConcatDataset, which refer to other datasets: the only walk over them; and the tuple of all adapters.
 
 The sources of Subset and ConcatDataset hand each question on to the sources of the datasets in them. For batches
 `build` makes a tree of nodes, which lead from indices to leaves and indices into these.
@@ -35,7 +35,7 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)  # uint8 is a ma
 
 
 class Unresolved(Exception):
-    """What a Subset holds at an index is no whole number: only the dataset itself can resolve it."""
+    """What a Subset holds at an index is not a whole number: only the dataset itself can resolve it."""
 
 
 def whole(index: object) -> int | None:
@@ -127,7 +127,7 @@ class SubsetSource(_Compound):
         chosen: Any = self.dataset.indices  # read for each batch: its elements may be exchanged at any time
         try:  # of a long list only the first are looked at; each batch looks at its own, and raises Unresolved
             first = chosen[:1000] if isinstance(chosen, list | np.ndarray | torch.Tensor) else []
-            # numpy() of the user's own tensor would keep it from being resized
+            # numpy() of the user's tensor would keep it from being resized
             _whole_numbers(first.clone() if isinstance(first, torch.Tensor) else first)
         except Unresolved:
             return Refusal("Subset", "its indices are not whole numbers", "a list of whole numbers")
@@ -231,7 +231,7 @@ def source_of(dataset: Any) -> Source:
 
 
 def is_foreign(dataset: Any) -> bool:
-    """Return whether no adapter stands for the class of a map-style dataset: its own code reads all of it."""
+    """Return whether no adapter serves the class of a map-style dataset: its own code reads all of it."""
     return type(source_of(dataset)) is Source
 
 

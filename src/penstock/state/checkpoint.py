@@ -1,4 +1,4 @@
-"""The state of a loader: taken, checked, and gone on from."""
+"""state_dict() and load_state_dict() of a loader: take, validate, resume."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class BadSample:
         return cls(id, place, describe(error), file_size(place), now, index)
 
     def line(self) -> bytes:
-        """Return the line of the manifest, with its newline. Bytes of a name that are no UTF-8 become \\udcXX."""
+        """Return the line of the manifest, with its newline. Bytes of a name that are not UTF-8 become \\udcXX."""
         return json.dumps(asdict(self), ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
 
 
@@ -101,7 +101,7 @@ def _parse(line: bytes) -> BadSample | str | None:
 class Manifest:
     """A file of bad samples that many threads and processes may read and write at once.
 
-    A line that is no entry is skipped with a warning that names it, and stays in the file.
+    A line that is not an entry is skipped with a warning that names it, and stays in the file.
 
     Attributes:
         path: the file, absolute, ``~`` expanded; it may not exist yet.

@@ -49,7 +49,7 @@ class Progress(Observer):
     """How far the pass is; counted here, or by the pass that this `follows`."""
     follows: bool = False
     done: bool = False
-    """The pass was gone through to its end."""
+    """The pass came to its end."""
     named: bool = False
     """set_epoch() has said which epoch it is of."""
 
@@ -128,7 +128,7 @@ class Progress(Observer):
             self.arrivals.took(handed=False)
 
     def ended(self) -> None:
-        """Note that the pass was gone through to its end."""
+        """Note that the pass came to its end."""
         self.done = True
         if self.streams is not None:
             self.streams.finish()
@@ -147,13 +147,13 @@ class PassBatches:
     Args:
         order: of the loader. The loader itself is not held: it may hold the iterator that holds these batches.
         progress: of the pass: where it begins; schedule and sampler's state are noted in it.
-        reach: warns of samplers that the seed does not reach.
+        seed_warnings: warns of samplers that the seed does not reach.
         native: the native core reads.
     """
 
     order: BatchOrder
     progress: Progress
-    reach: SeedWarnings
+    seed_warnings: SeedWarnings
     native: bool
 
     def __call__(self, seed: int, epoch: int) -> Batches:
@@ -215,7 +215,7 @@ class PassBatches:
         # torch's BatchSampler begins its sampler at the first batch; another sampler begins with the pass.
         items = states.begun_later(given) if cut_by_torch else states.begin(given)
         if settings.seed is not None:
-            items = self.reach.watched(items, inner if type(batches) is BatchSampler else batches)
+            items = self.seed_warnings.watched(items, inner if type(batches) is BatchSampler else batches)
         skipped = left_out if states.resumes else left_out + progress.skipped
         placed: Batches
         if order.counts_samples():

@@ -176,7 +176,7 @@ def decoded(text: str, most: int = _LARGEST) -> torch.Tensor:
 
 
 def _digest(item: Any) -> int:
-    """Return what stands for an item of a sampler: 0 where it does not consist of numbers and texts."""
+    """Return what a digest takes in of an item of a sampler: 0 where it does not consist of numbers and texts."""
     try:
         return zlib.crc32(json.dumps(item, default=int).encode())
     except (TypeError, ValueError):
@@ -231,7 +231,7 @@ class SamplerStates:
 
     Args:
         given: of as_state(), in the state that the pass goes on from.
-        origin: of the order, where the sampler has no state of its own.
+        origin: of the order, where the sampler has no state_dict().
     """
 
     def __init__(self, given: Mapping[str, Any] | None = None, origin: Origin | None = None) -> None:
@@ -248,12 +248,12 @@ class SamplerStates:
         """The sampler's state for the next pass, where this one goes on behind its last sample."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the iterator: a copy of the loader begins one of its own."""
+        """Leave out the iterator: a copy of the loader begins another."""
         return {**vars(self), "_iterator": None}
 
     @property
     def resumes(self) -> bool:
-        """Whether the sampler goes on from a state of its own."""
+        """Whether the sampler continues from its own state."""
         return self._given is not None
 
     def begin(self, sampler: Any) -> Iterator[Any]:
@@ -329,7 +329,7 @@ def _following(iterator: Any) -> Iterator[Any]:
 
 
 def between_passes(sampler: Any) -> dict[str, Any] | None:
-    """Return what a loader's state holds of a sampler that no pass has gone through yet."""
+    """Return what a loader's state holds of a sampler that no pass has used yet."""
     return {"between": True, **saved(sampler=sampler)} if is_stateful(sampler) else None
 
 

@@ -24,7 +24,7 @@ from penstock.system.warn_user import warn_user
 
 @dataclass(frozen=True)
 class UserStates:
-    """Reads and writes the states that a loader's dataset and sampler have of their own.
+    """Reads and writes the states that a loader's dataset and sampler keep themselves.
 
     in_threads: returns whether Python threads of this process read the dataset.
     """

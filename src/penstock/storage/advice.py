@@ -22,7 +22,7 @@ THREADS = 16
 LOOK_SECONDS = 0.1
 
 PathsOf = Callable[[Sequence[Any]], Iterable[str | None]]
-"""Returns the files of some samples, called with their indices; None for a sample that is no file."""
+"""Returns the files of some samples, called with their indices; None for a sample that is not a file."""
 
 
 class AdvisedBatches:

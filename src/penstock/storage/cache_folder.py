@@ -4,7 +4,7 @@ Each shard is one file. A process that reads a shard holds a shared lock (flock)
 exclusive lock on the unfinished file, which bears its final name once it is whole, verified and written through. Locks
 end with the process that holds them: a crash leaves files, and nothing that stops anybody.
 
-The folder belongs to its user alone (mode 0700). Files are opened relative to the open folder and without following
+The folder belongs only to its user (mode 0700). Files are opened relative to the open folder and without following
 symbolic links. Only files with names of the form that `CachedShard.file` gives are ever deleted; the least recently
 used shard that nobody holds goes first.
 """

@@ -143,7 +143,7 @@ class Index:
 def _states(folder: str, split: Split) -> _native.JpegIndex | None:
     """Return the decoder states of the photos, None where there are none: a file that is damaged is as good as none.
 
-    Each state carries a checksum of its own.
+    Each state carries a checksum.
     """
     if split.states is None:
         return None
@@ -190,7 +190,7 @@ def opened(path: str, column: Column, *, verify: bool) -> BinaryIO:
 
 
 def open_regular(path: str) -> BinaryIO:
-    """Open a file for reading that is no symbolic link and no device. Raises CorruptShards, OSError."""
+    """Open a file for reading that is neither a symbolic link nor a device. Raises CorruptShards, OSError."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError as error:

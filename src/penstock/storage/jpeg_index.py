@@ -49,7 +49,7 @@ class Photos:
     names: tuple[str, ...]
     """IDs and files of some samples, evenly spread."""
     paths: tuple[str, ...] = field(default=(), compare=False)
-    """Their files, where each sample is a file of its own."""
+    """Their files, where each sample is one file."""
     packed_bytes: float | None = field(default=None, compare=False)
     """Of a photo, about, where the photos are parts of shards."""
 
@@ -93,7 +93,7 @@ class JpegIndexes:
         return self
 
     def of(self, datasets: Sequence[Photos], own: Sequence[_native.JpegIndex] = ()) -> list[_native.JpegIndex | None]:
-        """Return the index of each dataset, None where one is of no use; those of other datasets are let go.
+        """Return the index of each dataset, None where one is of no use; those of other datasets are released.
 
         own: the indexes that other datasets of the loader brought with them, to be counted.
         """

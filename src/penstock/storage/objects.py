@@ -47,7 +47,7 @@ _RETRIES: Any = {
 }
 _TIMEOUTS = {"timeout": "60s", "connect_timeout": "5s"}
 
-# What the client says of each failure, in words of its own or of the store. The first match counts.
+# What the client says of each failure, in its words or the store's. The first match counts.
 _MEANINGS: tuple[tuple[str, type[StorageError], str], ...] = (
     (
         r"NoSuchBucket|ContainerNotFound|specified bucket does not exist",
@@ -103,7 +103,7 @@ def client() -> ModuleType:
 
 
 def run_alone(work: Coroutine[Any, Any, T]) -> T:
-    """Return what a coroutine returns, run in a thread of its own, because the caller's may have an event loop."""
+    """Return what a coroutine returns, run in another thread, because the caller's may have an event loop."""
     result: Future[T] = Future()
     tasks: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[T]]] = []
 

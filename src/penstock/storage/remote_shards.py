@@ -52,7 +52,7 @@ class Traffic:
     shards: int = 0
     """Whole shards that were fetched."""
     ranges: int = 0
-    """Samples that were read by their ranges alone."""
+    """Samples that were read only by their ranges."""
 
 
 @dataclass(frozen=True)
@@ -287,6 +287,6 @@ def with_local_index(store: ObjectStore, split: Split, cache: CacheFolder) -> tu
         held.append(file)
         return replace(column, name=f"{known.file}.shard")
 
-    # Each of the states carries a checksum of its own.
+    # Each of the states carries a checksum.
     states = None if split.states is None else local(split.states, checked=False)
     return replace(split, index=local(split.index), ids=local(split.ids), states=states), held

@@ -3,7 +3,7 @@
 The pass takes a ticket for each batch, which holds the batch's shards until it is released: they cannot be deleted
 then. What later batches need is known from the order of the pass, and fetched before anybody waits for it: several
 shards at a time, as far ahead as the cache has space, which they get in the order of need. Shards that no coming batch
-needs are let go. Ranges of shards, of which few samples are needed, come into memory in the same way.
+needs are released. Ranges of shards, of which few samples are needed, come into memory in the same way.
 """
 
 from __future__ import annotations
@@ -273,7 +273,7 @@ class ShardStage:
             if shards >= AT_ONCE:
                 break
             try:
-                # What was let go just now may serve: the limit is exceeded where there is no space twice.
+                # What was released just now may serve: the limit is exceeded where there is no space twice.
                 beyond = awaited is self._refused and key in first
                 held, part = self._shards.download(key).open(beyond=beyond)
             except NoRoom:
@@ -321,7 +321,7 @@ class ShardStage:
 
     async def _bring_range(self, key: Range, need: _Need, requests: asyncio.Semaphore) -> None:
         """Read a range into memory."""
-        with contextlib.suppress(Exception):  # the sample is read alone then, and its error is raised
+        with contextlib.suppress(Exception):  # the sample is read by itself then, and its error is raised
             await self._shards.bring(key, requests)
         held = contextlib.ExitStack()
         held.callback(self._shards.forget, key)

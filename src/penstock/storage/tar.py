@@ -103,7 +103,7 @@ def members(path: str) -> Iterator[TarMember]:
 
 
 def check_member(info: tarfile.TarInfo, path: str) -> None:
-    """Raise OutsideRoot for a member of an archive that is no file inside the folder that it is unpacked to."""
+    """Raise OutsideRoot for a member of an archive that is not a file inside the folder that it is unpacked to."""
     parts = info.name.split("/")
     if not info.isreg() or info.issparse():
         kind = "symbolic link" if info.issym() else "hard link" if info.islnk() else "special file"

@@ -161,7 +161,7 @@ class Caches:
         return self
 
     def of(self, datasets: Sequence[SampleNames]) -> list[_native.SampleCache]:
-        """Return the cache of each dataset; those of other datasets are let go.
+        """Return the cache of each dataset; those of other datasets are released.
 
         A tier whose disk is full keeps nothing, which is warned of. Raises UnsafeCache, and OSError where a folder
         cannot be made for another reason.

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def deferred(package: str, *names: str) -> list[Any]:
-    """Return what stands for modules of a package; each is imported when one of its attributes is first read.
+    """Return placeholders of modules of a package; each is imported when one of its attributes is first read.
 
     if TYPE_CHECKING:
         from penstock.carriers import native, threads

@@ -64,7 +64,7 @@ def _in_ray_train() -> tuple[int, int] | None:
     try:
         context = train.get_context()
         found = context.get_world_rank(), context.get_world_size()
-    except Exception:  # of whatever kind: this is no worker
+    except Exception:  # of whatever kind: this is not a worker
         return None
     return found if all(type(number) is int for number in found) else None
 

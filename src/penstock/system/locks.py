@@ -40,7 +40,7 @@ def lock_file(descriptor: int, path: str, operation: int, seconds: float, *, req
 
 
 def unlock_file(descriptor: int) -> None:
-    """Unlock an open file. Closing alone would not do: a child forked meanwhile has the descriptor, and so the lock."""
+    """Unlock an open file. Closing would not suffice: a child forked meanwhile has the descriptor, and so the lock."""
     with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
 

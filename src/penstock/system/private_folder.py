@@ -1,4 +1,4 @@
-"""Folders that Penstock keeps files in, and that belong to one user alone."""
+"""Folders that Penstock keeps files in, and that belong to one user only."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ SETTING = (np.random, "seed"), (np.random, "set_state"), (random, "seed"), (rand
 
 
 def sample_number(index: Any) -> int:
-    """Return the number, of 64 bits, that stands for a sampler's index: itself, or a hash of its repr."""
+    """Return the number, of 64 bits, that keys a sampler's index: itself, or a hash of its repr."""
     try:
         return operator.index(index) & _MASK
     except TypeError:

@@ -10,7 +10,7 @@ from types import FrameType
 
 from penstock.showing import shown_lines
 
-#: The folder of the package, where code of Penstock's own lies.
+#: The folder of the package, where Penstock's code lies.
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 

@@ -38,15 +38,15 @@ from penstock.tables.padding import (
 class _Tokenizer:
     """A tokenizer whose `pad` is Transformers' own, as a pass is to see it.
 
-    holds: what its padding depends on stays as it is now, as in torch's worker processes.
+    frozen: what its padding depends on stays as it is now, as in torch's worker processes.
     """
 
-    def __init__(self, tokenizer: Any, *, holds: bool) -> None:
+    def __init__(self, tokenizer: Any, *, frozen: bool) -> None:
         self.tokenizer = tokenizer
-        self._held = self._facts() if holds else None
+        self._held = self._facts() if frozen else None
 
     def is_plain(self) -> bool:
-        """Return whether nothing was put in the place of its own methods, which a pass that holds them does not ask."""
+        """Return whether nothing was put in the place of its own methods, which a pass that has them does not ask."""
         return self._held is not None or all(_is_base_method(self.tokenizer, name) for name in _PADDING.split())
 
     def _facts(self) -> tuple[list[str], str, Any, Any]:
@@ -245,7 +245,7 @@ def _of_trl(collator: Any, _: Any, batch: Batch) -> Any:
 
 
 def _padding_free(batch: Batch, labelled: str, documents: Rows, pad: int, width: int) -> dict[str, Any]:
-    """Return the documents of TRL's batch one behind another. Each token of the padding is a document of its own."""
+    """Return the documents of TRL's batch one behind another. Each token of the padding is a document."""
     total = int(batch.lengths("input_ids").sum())
     documents = np.concatenate([documents, np.ones(width - total, dtype=np.int64)])
     ids, labels = (pad_end(batch.flat(name), (0, width - total), value=pad) for name in ("input_ids", labelled))
@@ -363,18 +363,18 @@ class CollatedBatches:
     Args:
         table: a pyarrow.Table.
         first: the package's sample of the first row, whose keys are the columns that the collator is given.
-        holds: the collator counts as it is now, as in torch's worker processes.
+        frozen: the collator counts as it is now, as in torch's worker processes.
     """
 
-    def __init__(self, collate_fn: Any, table: Any, first: Mapping[str, Any], *, holds: bool = False) -> None:
+    def __init__(self, collate_fn: Any, table: Any, first: Mapping[str, Any], *, frozen: bool = False) -> None:
         self._known = _known(collate_fn)
         self._first, self._columns = first, {name: number_column(table, name, value) for name, value in first.items()}
         # Of nulls the package's formats of arrays make errors, also in columns that the collator does not look at.
         formatted = any(isinstance(value, torch.Tensor | np.ndarray | np.generic) for value in first.values())
         self._whole = [one.held for one in self._columns.values() if one is not None] if formatted else []
-        self._collator = copy.copy(collate_fn) if holds else collate_fn
+        self._collator = copy.copy(collate_fn) if frozen else collate_fn
         tokenizer = getattr(collate_fn, "tokenizer", None) if self._known and self._known.module else None
-        self._tokenizer = None if tokenizer is None else _Tokenizer(tokenizer, holds=holds)
+        self._tokenizer = None if tokenizer is None else _Tokenizer(tokenizer, frozen=frozen)
 
     def batch(self, rows: Rows, *, quiet: bool = False) -> Any | None:
         """Return the batch of some rows of the table; None: the collator makes it, or raises its error.

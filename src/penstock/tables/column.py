@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -50,7 +51,7 @@ class Column:
         return self._native.has_nulls(rows)
 
     def lengths(self, rows: Indices) -> NDArray[np.int64] | None:
-        """Return how many elements these lists have; None: one is null, or they are no lists."""
+        """Return how many elements these lists have; None: one is null, or they are not lists."""
         found = np.empty(len(rows), np.int64)
         written = self._native is not None and self._native.write_lengths(rows, found.ctypes.data)
         return found if written else None
@@ -117,16 +118,24 @@ def _sizes(array: Any) -> list[int]:
     return sizes + _sizes(array.dictionary) if hasattr(array, "dictionary") else sizes
 
 
-#: By the identity of a table, for as long as it lives: the table, and its columns that were read.
-_known: dict[int, tuple[weakref.ref[Any], dict[str, Column]]] = {}
+C = TypeVar("C")
 
 
-def column_of(table: Any, name: str) -> Column:
-    """Return a column of a pyarrow.Table, which is read once: tables never change."""
-    key = id(table)
-    if key not in _known or _known[key][0]() is not table:
-        _known[key] = weakref.ref(table, lambda _: _known.pop(key, None)), {}
-    columns = _known[key][1]
-    if name not in columns:
-        columns[name] = Column(table.column(name))
-    return columns[name]
+def read_once(read: Callable[[Any], C]) -> Callable[[Any, str], C]:
+    """Return what reads a column of a pyarrow.Table by its name, once as long as the table lives: it never changes."""
+    known: dict[int, tuple[weakref.ref[Any], dict[str, C]]] = {}
+    """By the identity of a table: the table, and what was read of it."""
+
+    def column(table: Any, name: str) -> C:
+        key = id(table)
+        if key not in known or known[key][0]() is not table:
+            known[key] = weakref.ref(table, lambda _: known.pop(key, None)), {}
+        columns = known[key][1]
+        if name not in columns:
+            columns[name] = read(table.column(name))
+        return columns[name]
+
+    return column
+
+
+column_of = read_once(Column)

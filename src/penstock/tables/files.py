@@ -264,7 +264,7 @@ class TableFile:
 
 
 class RemoteFile(io.RawIOBase):
-    """An object of a store as a file, of which parts may be here already; others are read by requests of their own."""
+    """An object of a store as a file, of which parts may be here already; others are read by separate requests."""
 
     def __init__(self, file: TableFile) -> None:
         self._file, self._at = file, 0

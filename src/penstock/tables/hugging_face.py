@@ -176,7 +176,7 @@ class DatasetRows:
 
     @property
     def collates(self) -> bool:
-        """Whether default_collate's batches are made of the columns alone."""
+        """Whether default_collate's batches are made of the columns only."""
         return self._format != "custom" and not self._decoded
 
     def collated(self, numbers: Indices) -> dict[str, Any]:

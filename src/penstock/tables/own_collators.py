@@ -1,4 +1,4 @@
-"""Collators of a user's own whose source says that they make tensors of the columns of their rows.
+"""Users' collators whose source says that they make tensors of the columns of their rows.
 
 What a collate_fn does for each row, `torch.tensor(row["ids"])` in a list, is taken from its syntax tree, and done for a
 column at a time; `pad_sequence` of such a list pads it natively. All else of the function, which works on the tensors
@@ -124,7 +124,7 @@ _read: weakref.WeakKeyDictionary[CodeType, _Program | None] = weakref.WeakKeyDic
 
 
 def _values(function: FunctionType, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return what names outside of a function stand for now."""
+    """Return what names outside of a function mean now."""
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
     return {
         name: cells[name].cell_contents if name in cells else function.__globals__.get(name, _ABSENT) for name in names

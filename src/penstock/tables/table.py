@@ -38,7 +38,7 @@ else:
 class Table(Dataset[dict[str, Any]]):
     """The rows of Parquet and Arrow IPC files, on this machine or in an object store.
 
-    A sample is a dictionary from column to value. Numbers and truth values are 0-d tensors of the column's own dtype,
+    A sample is a dictionary from column to value. Numbers and truth values are 0-d tensors of the column's dtype,
     lists of them 1-d tensors; every other value is what pyarrow's `to_pylist()` gives: str, bytes, datetime, Decimal,
     list, dict. Opening reads the footers of the files, and of `filters=` the columns that it names.
 
@@ -60,7 +60,7 @@ class Table(Dataset[dict[str, Any]]):
         fill: the value for nulls, for all columns or by column. Without it a null is an error.
         window: how many row groups are shuffled together by `shuffle=True`; None: 8 of those of an object store or that
             do not fit, all of others.
-        cache_folder: keeps decoded row groups; made where it does not exist, for this user alone; None: one in the
+        cache_folder: keeps decoded row groups; made where it does not exist, for this user only; None: one in the
             user's cache folder. Processes may share it.
         cache_limit: bytes that the cache folder may take; None: 64 GiB.
 

@@ -42,14 +42,14 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType | None:
-    """Return the type of a column's values, of dictionaries that of what they stand for; None: it is not read."""
+    """Return the type of a column's values, of dictionaries that of what they encode; None: it is not read."""
     if types.is_dictionary(kind):
         kind = kind.value_type
     return None if types.is_union(kind) or types.is_run_end_encoded(kind) else kind
 
 
 def filled(values: pa.Array, kind: pa.DataType, fill: Any) -> pa.Array:
-    """Return a column's values as that type, dictionaries as what they stand for; fill: for nulls, None leaves them."""
+    """Return a column's values as that type, dictionaries as what they encode; fill: for nulls, None leaves them."""
     if values.type != kind:
         values = values.cast(kind)
     return values if fill is None or not values.null_count or is_list(kind) else values.fill_null(fill)

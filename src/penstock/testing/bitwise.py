@@ -1,4 +1,4 @@
-"""Equality of batches bit for bit: where they differ first, and what stands for each of their samples."""
+"""Equality of batches bit for bit: where they differ first, and a digest of each of their samples."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _layout(value: Any) -> dict[str, Any]:
 
 
 def _layout_difference(a: Any, b: Any, path: str, row: int | None) -> Difference | None:
-    """Return the first difference of two equal values in what is no element of them."""
+    """Return the first difference of two equal values outside of their elements."""
     pairs = zip(_layout(a).items(), _layout(b).values(), strict=True)
     said = (f"has {name} {_short(x)}, and {_short(y)}" for (name, x), y in pairs if difference(x, y) is not None)
     return next((Difference(path, row, what) for what in said), None)

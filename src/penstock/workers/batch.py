@@ -55,6 +55,10 @@ class Batch:
     """When its making began, by time.perf_counter()."""
     shards: BatchShards | None = None
     """The shards of an object store that it is made of; None: it needs none."""
+    stream: int = 0
+    """Of the dataset, where each worker carries one or several."""
+    state: Any = None
+    """Of the dataset behind the batch, where it has a state_dict()."""
 
     @property
     def waits_for_shards(self) -> bool:
@@ -95,7 +99,7 @@ class IndexedBatch(Batch):
     read_by_python: list[str] = field(default_factory=list)
     """Why Python read a sample, one reason a sample."""
     other: list[Any] | None = None
-    """What a sampler gave that is no list of indices, or that only the dataset knows what to make of."""
+    """What a sampler gave that is not a list of indices, or that only the dataset knows what to make of."""
 
     @property
     def count(self) -> int:

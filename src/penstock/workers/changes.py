@@ -34,7 +34,7 @@ class Changes(NamedTuple):
 class Copied:
     """The attributes of a dataset and a collate_fn as workers got them.
 
-    It looks at objects of the user's own classes, at datasets, and at transforms of torchvision, also in one another
+    It looks at objects of the user's classes, at datasets, and at transforms of torchvision, also in one another
     and in short lists. Of the attributes numbers, strings, None and tuples of these are compared by their values, all
     others by what they are.
     """

@@ -91,22 +91,22 @@ def gathers_collated(settings: Settings) -> bool:
     return settled and found.row_bytes * (settings.batch_size or _UNKNOWN_BATCH) <= _LARGE_BATCH
 
 
-def rows_of(settings: Settings, *, holds: bool = False) -> RowsForCollator | None:
+def rows_of(settings: Settings, *, frozen: bool = False) -> RowsForCollator | None:
     """Return what gathers the batches of a loader; None: its collator makes them.
 
-    holds: the pass goes on with collator and dataset as they are now, as torch's workers do.
+    frozen: the pass goes on with collator and dataset as they are now, as torch's workers do.
     """
     found = _seen_of(settings)
-    return None if found is None else RowsForCollator(settings.dataset, settings.collate_fn, found, holds=holds)
+    return None if found is None else RowsForCollator(settings.dataset, settings.collate_fn, found, frozen=frozen)
 
 
 class RowsForCollator:
     """A dataset as a pass or a Worker is to see it: `__getitems__` notes what is asked for, and `collate` makes it."""
 
-    def __init__(self, dataset: Any, collate_fn: Any, seen: _Seen, *, holds: bool) -> None:
+    def __init__(self, dataset: Any, collate_fn: Any, seen: _Seen, *, frozen: bool) -> None:
         self._dataset, self._collate_fn, self._seen = dataset, collate_fn, seen
-        self._base: Any = None if holds else _base_of(dataset)
-        self._batches = CollatedBatches(collate_fn, seen.rows.table, seen.first, holds=holds)
+        self._base: Any = None if frozen else _base_of(dataset)
+        self._batches = CollatedBatches(collate_fn, seen.rows.table, seen.first, frozen=frozen)
 
     def __getitems__(self, given: Any) -> _Asked:
         return _Asked(given)
@@ -179,7 +179,7 @@ def _plain(batch: Any) -> Any:
 def _unpickled(dataset: Any, collate_fn: Any, checked: bool) -> RowsForCollator:
     seen = _Seen(_base_of(dataset), collate_fn)
     seen.checked = checked
-    return RowsForCollator(dataset, collate_fn, seen, holds=False)
+    return RowsForCollator(dataset, collate_fn, seen, frozen=False)
 
 
 class _Asked:

@@ -1,7 +1,7 @@
 """Batches built in place: what torch's default_collate gives, without a list of all samples and a copy of it.
 
 The tensors and arrays of a few samples at a time are stacked into their rows of the batch as soon as they are there. In
-the samples `Collated` stands for them, of which default_collate makes the rows. Where the samples of a batch do not
+the samples `Collated` replaces them, of which default_collate makes the rows. Where the samples of a batch do not
 agree, it gets them as they were.
 """
 

@@ -1,6 +1,6 @@
 """Copies of a dataset for worker threads: a copy of its Python objects, which shares the data that they hold.
 
-A worker process has a dataset of its own because it is forked; a worker thread gets one from here. A `Snapshot` is the
+A worker process has its own dataset because it is forked; a worker thread gets one from here. A `Snapshot` is the
 dataset as pickle writes it when the pass begins, and each thread reads it. What code changes while it reads a sample is
 written: objects, as pickle and copy.deepcopy copy them, lists, dicts and sets, closures and bound methods. What these
 refuse is refused: open files, locks, sockets, generators. What is data is shared: tensors, arrays, strings, bytes and
@@ -264,7 +264,7 @@ class Snapshot(pickle.Pickler):
 
 
 class _Reading(pickle.Unpickler):
-    """Reads what a Snapshot has written. own: what stands for each number that it has kept."""
+    """Reads what a Snapshot has written. own: the object of each number that it has kept."""
 
     def __init__(self, pickled: bytes, own: list[Any]) -> None:
         super().__init__(io.BytesIO(pickled))
@@ -295,7 +295,7 @@ def copied(value: Any, name: str) -> Any:
 
 
 def _columns_of(frame: Any) -> Any:
-    """Return a frame of pandas with columns of its own, which share their values."""
+    """Return a frame of pandas with new columns, which share their values."""
     return frame.copy(deep=False)
 
 

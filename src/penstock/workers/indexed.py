@@ -52,7 +52,7 @@ _OWN = frozenset({"__getitem__", "__getitems__", "__len__"})
 
 
 class IndexedDataset:
-    """A dataset of a user's own, and the program of its `__getitem__`."""
+    """A user's dataset, and the program of its `__getitem__`."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset, self._kind = weakref.ref(dataset), type(dataset)
@@ -179,8 +179,8 @@ def known(dataset: Any) -> IndexedDataset:
 class IndexedRows:
     """A dataset as a pass is to see it: `__getitems__` returns the collated samples."""
 
-    def __init__(self, dataset: Any, *, holds: bool) -> None:
-        self._dataset, self._holds = dataset, holds
+    def __init__(self, dataset: Any, *, frozen: bool) -> None:
+        self._dataset, self._frozen = dataset, frozen
         self._held: dict[int, Held] = {}
         self._direct = None if type(dataset) in (Subset, ConcatDataset) else known(dataset)
         self.ended = False
@@ -191,8 +191,8 @@ class IndexedRows:
         return max(known(base).row_bytes for base in _bases(self._dataset))
 
     def __getitems__(self, given: Any) -> Any:
-        if self._holds:  # what has changed since the pass began is in its first batch
-            self._holds = False
+        if self._frozen:  # what has changed since the pass began is in its first batch
+            self._frozen = False
             self._held = {id(base): known(base).held() for base in _bases(self._dataset) if known(base).read(0)}
         if self._direct is not None:
             made = self._direct.batch(given, self._held.get(id(self._dataset)))
@@ -210,12 +210,12 @@ def are_known(dataset: Any) -> bool:
     return bool(_known) and any(id(base) in _known for base in _bases(dataset))
 
 
-def rows_of(dataset: Any, *, learns: bool, holds: bool = False) -> IndexedRows | None:
+def rows_of(dataset: Any, *, learns: bool, frozen: bool = False) -> IndexedRows | None:
     """Return what gathers the batches of a dataset, or of one made of Subset and ConcatDataset; None: its class does.
 
     Args:
         learns: a class that was not read yet is read now.
-        holds: the pass goes on with the arrays of the dataset as its first batch finds them, as workers do.
+        frozen: the pass goes on with the arrays of the dataset as its first batch finds them, as workers do.
     """
     try:
         bases = _bases(dataset)
@@ -228,7 +228,7 @@ def rows_of(dataset: Any, *, learns: bool, holds: bool = False) -> IndexedRows |
             return None
         if not (_may_be_read(base) and known(base).read(0)):
             return None
-    return IndexedRows(dataset, holds=holds)
+    return IndexedRows(dataset, frozen=frozen)
 
 
 def refusal_of(dataset: Any) -> str:
@@ -258,7 +258,7 @@ def _reader_of_columns(dataset: Any) -> type[CollatedRows | collated.CollatedTab
 
 
 def _bases(dataset: Any) -> list[Any]:
-    """Return the datasets of users' own that a dataset is made of."""
+    """Return the users' datasets that a dataset is made of."""
     if type(dataset) is Subset:
         return _bases(dataset.dataset)
     if type(dataset) is ConcatDataset:

@@ -113,7 +113,7 @@ class NativeCrew:
         self._reading: dict[int, tuple[int, int, float]] = {}  # by thread: batch, position, since when
 
     def start(self, count: int) -> None:
-        """Start serving; with no threads of its own the caller serves by serve_here."""
+        """Start serving; without threads the caller serves by serve_here."""
         Image.init()  # Pillow looks up its formats once, and not thread-safely
         for number in range(count):
             thread = threading.Thread(target=self._serve, name=f"penstock-python-{number}", daemon=True)

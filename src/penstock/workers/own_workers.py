@@ -71,7 +71,7 @@ class OwnWorkers:
         return worker, init
 
     def begin(self) -> None:
-        """Take note that a pass begins: what was written to shared tensors before is no concern of its."""
+        """Take note that a pass begins: what was written to shared tensors before does not count."""
         tensors = [part for part in self._data if isinstance(part, torch.Tensor) and not part.is_inference()]
         self._looked_at = min(LOOKED_AT, len(tensors))
         self._versions = cycle([(tensor, tensor._version) for tensor in tensors])

@@ -126,7 +126,7 @@ class Worker:
             positions = [task.first]
             return self.collate(task, self._one_after_another(task, [task.given], positions)[0])
         if not self.plain and not isinstance(task.given, (list, tuple)):
-            task = task._replace(given=list(task.given))  # it is gone through more than once
+            task = task._replace(given=list(task.given))  # it is iterated more than once
         memory = memory if self.stacks or self.only_collates else None
         filled = self._fill(task, memory)
         if filled is not None:
