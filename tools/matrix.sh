@@ -25,6 +25,7 @@ release() {
 make_environment() {
     local folder=$1 python=$2
     "$python" -m venv "$folder" &&
+        "$folder/bin/python" -m pip uninstall -q -y penstock && # of a checkout up to version 0.1.0
         "$folder/bin/python" -m pip install --disable-pip-version-check "torch$3" "torchvision$4" "pillow$5" \
             cmake ninja scikit-build-core nanobind pytest pytest-timeout pytest-xdist hypothesis scipy rich &&
         PATH="$PWD/$folder/bin:$PATH" "$folder/bin/python" -m pip install --disable-pip-version-check \

@@ -23,11 +23,11 @@ for interpreter in "$python" "$@"; do
         { cat "$work/build.log"; exit 1; }
 done
 echo ">> wheel: taking in the libraries that a system may lack"
-PATH="$PWD/$venv/bin:$PATH" "$python" -m auditwheel repair --wheel-dir wheelhouse "$work"/penstock-*.whl
+PATH="$PWD/$venv/bin:$PATH" "$python" -m auditwheel repair --wheel-dir wheelhouse "$work"/penstock_loader-*.whl
 
 echo ">> wheel: a try in a fresh environment"
 tools/setup.sh borrow "$venv" "$work/venv"
-"$python" -m pip --python "$work/venv/bin/python" install -q --disable-pip-version-check --ignore-installed --no-deps --no-index --find-links wheelhouse penstock
+"$python" -m pip --python "$work/venv/bin/python" install -q --disable-pip-version-check --ignore-installed --no-deps --no-index --find-links wheelhouse penstock-loader
 # From the root folder, so that nothing of this tree is importable.
 (cd / && "$OLDPWD/$work/venv/bin/python" "$OLDPWD/tools/try_wheel.py")
 ls wheelhouse

@@ -17,6 +17,7 @@ from typing import NoReturn
 import penstock
 from penstock.cli.terminal import VERBS, add_verb, say, shown
 from penstock.errors import PenstockError
+from penstock.system import namesake
 
 
 class _Parser(argparse.ArgumentParser):
@@ -47,6 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises SystemExit as argparse does: 0 after --help and --version, 2 after a wrong argument; and what a program
     raises that the verb `run` runs.
     """
+    if "DataLoader" not in getattr(penstock, "__all__", ()):  # the folder's __init__.py is the other project's
+        say(f"penstock: {namesake.SENTENCE}")
+        return 2
     try:
         try:
             given = sys.argv[1:] if argv is None else argv
