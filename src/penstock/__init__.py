@@ -64,10 +64,9 @@ _MODULES = {
     "tables.table": ("Table",),
 }
 if _find_spec("penstock._native") is None:
-    from penstock import without_native
+    from penstock import without_native  # noqa: F401
 
     _MODULES = {"without_native": tuple(name for names in _MODULES.values() for name in names)}
-    without_native.warn()
 else:
     import penstock.frameworks
     import penstock.system.locks  # noqa: F401  notes the process, so that a fork before the first pass is seen

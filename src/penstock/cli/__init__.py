@@ -55,6 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             given = sys.argv[1:] if argv is None else argv
             verb = next((word for word in given if not word.startswith("-")), "")
+            if verb in VERBS and (without := vars(penstock).get("without_native")) is not None:
+                say(f"penstock: {verb} needs {without.CORE}")
+                return 2
             arguments = (top := parser({verb} & VERBS.keys())).parse_args(given)
             if not {"run", "execute"} & vars(arguments).keys():
                 top.error(f"give a verb: {', '.join(VERBS)}")
