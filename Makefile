@@ -50,7 +50,7 @@ docs: setup $(VENV)/.docs  ## the pages of docs/ as a site in build/site; a dead
 wheel: $(VENV)/.tools  ## a wheel in wheelhouse/ that carries its libjpeg, tried in a fresh environment; others: make wheel PYTHONS="python3.10 python3.12"
 	tools/wheel.sh $(VENV) $(PYTHONS)
 
-matrix:  ## the tests of the loader with torch 2.6, 2.8, 2.10 and the newest; some: make matrix RELEASES="2.6 newest"
+matrix:  ## the tests of the loader with torch 2.6, 2.8, 2.10, 2.14 and the newest; some: make matrix RELEASES="2.6 newest"
 	tools/matrix.sh $(RELEASES)
 
 sanitize: setup $(VENV)/.tools  ## the native tests under AddressSanitizer, then under ThreadSanitizer

@@ -315,7 +315,8 @@ def table(name: str) -> Table:
         contestants.append(Contestant("limit", Role.BARE, sized(bare_windows), bare_windows.__doc__ or ""))
     else:
         build = sized(partial(case.run, penstock_persistent, case.rows))
-        contestants.append(Contestant("limit", Role.BARE, build, "penstock over a TensorDataset.", ("penstock",)))
+        limit = Contestant("limit", Role.BARE, build, "penstock over a TensorDataset.", ("penstock-loader",))
+        contestants.append(limit)
     targets = [Target("penstock", case.least, "torch")]
     if name in GET_BATCH:
         contestants.append(Contestant("get_batch", Role.PEER, sized(get_batch), get_batch.__doc__ or "", ("torch",)))

@@ -8,7 +8,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("penstock", "torch", "torchvision", "numpy", "pillow")
+PACKAGES = ("penstock-loader", "torch", "torchvision", "numpy", "pillow")
 
 
 def describe() -> dict[str, Any]:

@@ -107,7 +107,7 @@ class Running:
 
 
 Build = Callable[[Setup], Running]
-OWN_PACKAGES = {Role.TORCH: ("torch",), Role.PENSTOCK: ("penstock",)}
+OWN_PACKAGES = {Role.TORCH: ("torch",), Role.PENSTOCK: ("penstock-loader",)}
 
 
 @dataclasses.dataclass(frozen=True)

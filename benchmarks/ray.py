@@ -243,7 +243,7 @@ def machine() -> Facts:
 BATCH = lower("batch_ms", "ms/batch")
 RECOVERY = lower("recovery_s", "s")
 MEASURES = (BATCH, lower("cpu_ms", "ms of CPU/batch"), Measure("samples_per_s", "samples/s"))
-LOCAL = Contestant("threads", Role.ASIDE, threads, packages=("penstock",))
+LOCAL = Contestant("threads", Role.ASIDE, threads, packages=("penstock-loader",))
 FILLER = Contestant("filler", Role.PENSTOCK, filler, packages=("penstock", "ray"))
 COPY = Contestant("memory copy", Role.BARE, copies)
 TABLES = (

@@ -11,7 +11,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent
 GUIDES = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [ROOT / "README.md", *GUIDES]
-_COMMUNITY = ("CONTRIBUTING.md", "ARCHITECTURE.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
+_COMMUNITY = ("CONTRIBUTING.md", "ARCHITECTURE.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "GOVERNANCE.md")
 ALL_PAGES = [*PAGES, *(ROOT / name for name in (*_COMMUNITY, "benchmarks/README.md", "examples/README.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
 

@@ -132,7 +132,7 @@ def test_block_runs(block: Block, names: dict[str, Any], capsys: pytest.CaptureF
     if "torch.utils.tensorboard" in block.code:
         pytest.importorskip("tensorboard", reason="tensorboard is not installed: pip install tensorboard")
     if block.page == "docs/storage.md":
-        pytest.importorskip("obstore", reason="obstore is not installed: pip install 'penstock[remote]'")
+        pytest.importorskip("obstore", reason='obstore is not installed: pip install "penstock-loader[remote]"')
     if re.search(r"\.cuda\(|cuda\.Stream\(", block.code) and not torch.cuda.is_available():
         pytest.skip("there is no CUDA device")
     source = "\n" * (block.line - 1) + block.code  # tracebacks name the line of the page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 
 import pytest
@@ -22,12 +23,39 @@ def output_of(program: str) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
-def test_the_import_says_in_one_sentence_what_is_missing() -> None:
-    out, err = output_of(
-        "import warnings; warnings.simplefilter('default')\nimport penstock\nprint(penstock.__version__)"
-    )
-    assert out.strip() and err.count("RuntimeWarning") == 1
-    assert "needs the native core of Penstock (penstock._native), which runs on Linux and is not installed here" in err
+def test_the_first_pass_says_in_one_sentence_whose_loader_it_is() -> None:
+    program = """
+    import warnings
+    import penstock
+    loader = penstock.DataLoader(TensorDataset(torch.arange(5)))
+    warnings.simplefilter("always")
+    print(len(list(loader)), len(list(loader)))
+    """
+    out, err = output_of(program)
+    assert out == "5 5\n" and err.count("RuntimeWarning") == 1 and "<string>" in err
+    assert "DataLoader is torch's own loader without the native core of Penstock, which runs on Linux and is not" in err
+
+
+@pytest.mark.parametrize("system", ["darwin", "win32"])
+def test_another_system_has_the_loader_and_each_command_says_what_it_needs(system: str) -> None:
+    """sys.platform is set, and what Linux alone has is taken away."""
+    program = f"""
+    import os, warnings
+    sys.platform = {system!r}
+    sys.modules.update(dict.fromkeys(("resource", "pwd", "grp", "termios")))
+    for name in ("fork", "sched_getaffinity", "memfd_create", "posix_fadvise", "getuid", "register_at_fork", "statvfs"):
+        delattr(os, name)
+    warnings.simplefilter("ignore")
+    import penstock, penstock.cli, penstock.cli.terminal
+    loader = penstock.DataLoader(TensorDataset(torch.arange(5)), batch_size=2, device="cpu")
+    print([batch.tolist() for batch, in loader])
+    print({{penstock.cli.main([verb]) for verb in penstock.cli.terminal.VERBS}})
+    """
+    out, err = output_of(program)
+    assert out == "[[0, 1], [2, 3], [4]]\n{2}\n"
+    assert set(re.findall(r"penstock: \S+ (.*)", err)) == {
+        f"needs the native core of Penstock, which runs on Linux and is not installed here ({system})"
+    }
 
 
 def test_the_loader_is_torchs_and_takes_what_changes_no_batch() -> None:

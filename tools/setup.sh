@@ -220,6 +220,10 @@ step_peers() {
 
 step_package() {
     venv=$1
+    # Checkouts up to version 0.1.0 were installed as `penstock`: the two would share files.
+    if compgen -G "$venv/lib/python3*/site-packages/penstock-*.dist-info" >/dev/null; then
+        "$venv/bin/python" -m pip uninstall -q -y --disable-pip-version-check penstock
+    fi
     say "penstock: building the native core (a minute or more the first time)"
     # The build folder stays, so only what changed is compiled; src/ is used in place.
     PATH="$PWD/$venv/bin:$PATH" "$venv/bin/python" -m pip install -q --disable-pip-version-check \

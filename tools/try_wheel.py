@@ -32,9 +32,10 @@ def main() -> None:
     mapped = {
         Path(line.split(maxsplit=5)[5]) for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line
     }
-    bundled = [path.name for path in mapped if path.parent == package.parent / "penstock.libs" and "jpeg" in path.name]
+    libraries = package.parent / "penstock_loader.libs"
+    bundled = [path.name for path in mapped if path.parent == libraries and "jpeg" in path.name]
     if not bundled:
-        sys.exit(f"the wheel brings no libjpeg of its own: nothing from {package.parent / 'penstock.libs'} is loaded")
+        sys.exit(f"the wheel brings no libjpeg of its own: nothing from {libraries} is loaded")
     print(f"{Path(_native.__file__).name} loads, decodes, and brings {bundled[0]}")
 
 

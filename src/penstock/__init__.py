@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from penstock import errors
 from penstock.errors import *  # noqa: F403
+from penstock.system import namesake as _namesake
 from penstock.system.deferred import attributes_of as _attributes_of
 
 if TYPE_CHECKING:
@@ -39,7 +40,9 @@ if TYPE_CHECKING:
     from penstock.tables.packed import Packed as Packed
     from penstock.tables.table import Table as Table
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
+
+_namesake.warn(__file__)
 
 _MODULES = {
     "cluster.option": ("Ray",),
@@ -61,10 +64,9 @@ _MODULES = {
     "tables.table": ("Table",),
 }
 if _find_spec("penstock._native") is None:
-    from penstock import without_native
+    from penstock import without_native  # noqa: F401
 
     _MODULES = {"without_native": tuple(name for names in _MODULES.values() for name in names)}
-    without_native.warn()
 else:
     import penstock.frameworks
     import penstock.system.locks  # noqa: F401  notes the process, so that a fork before the first pass is seen

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
-import warnings
 from typing import Any, NoReturn
 
 import torch.utils.data
 
 from penstock.errors import InvalidOption
+from penstock.system.warn_user import warn_user
 
-_NEEDS = (
-    "needs the native core of Penstock (penstock._native), which runs on Linux and is not installed here "
-    f"({sys.platform})"
-)
+_COMPILED = ": pip install --no-binary penstock-loader penstock-loader compiles it" if sys.platform == "linux" else ""
+CORE = f"the native core of Penstock, which runs on Linux and is not installed here ({sys.platform}{_COMPILED})"
 #: The values of options that torch's loader does as well. cache= and cache_decoded= change no batch.
 _ACCEPTED: dict[str, tuple[Any, ...]] = {
     "seed": (None,),
@@ -27,12 +25,6 @@ _ACCEPTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def warn() -> None:
-    """Warn once a program, not in its worker processes, that DataLoader is torch's."""
-    if multiprocessing.parent_process() is None:
-        warnings.warn(f"Penstock {_NEEDS}: penstock.DataLoader is torch's own loader.", RuntimeWarning, stacklevel=3)
-
-
 class DataLoader(torch.utils.data.DataLoader[Any]):
     """torch.utils.data.DataLoader, which takes those options of Penstock's that change no batch.
 
@@ -40,21 +32,29 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         InvalidOption: an option that needs the native core.
     """
 
+    _said = False  # once a program
+
     def __init__(self, *args: Any, num_workers: int | None = None, **options: Any) -> None:
         for name, accepted in _ACCEPTED.items():
             if (value := options.pop(name, accepted[0])) not in accepted:
-                raise InvalidOption(f"{name}={value!r} {_NEEDS}: leave it out, or run this program on Linux")
+                raise InvalidOption(f"{name}={value!r} needs {CORE}: leave it out, or run this program on Linux")
         for name in ("cache", "cache_decoded", "snapshot_every_n_steps"):
             options.pop(name, None)
         if num_workers is not None:
             options["num_workers"] = num_workers
         super().__init__(*args, **options)
 
+    def __iter__(self) -> Any:
+        if not DataLoader._said and multiprocessing.parent_process() is None:
+            DataLoader._said = True
+            warn_user(f"penstock.DataLoader is torch's own loader without {CORE}", RuntimeWarning)
+        return super().__iter__()
+
     def explain(self) -> str:
-        return f"torch's loader: Penstock {_NEEDS}"
+        return f"torch's loader, without {CORE}"
 
 
 def __getattr__(name: str) -> NoReturn:
     if name.startswith("__"):
         raise AttributeError(name)
-    raise ImportError(f"penstock.{name} {_NEEDS}", name=f"penstock.{name}")
+    raise ImportError(f"penstock.{name} needs {CORE}", name=f"penstock.{name}")

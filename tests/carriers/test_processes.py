@@ -152,7 +152,8 @@ def left_by(pids: list[int]) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
-    if "method" in request.fixturenames:  # these stay, with their descriptors
+    # The fork server and the resource tracker stay, with their descriptors.
+    if "method" in request.fixturenames or multiprocessing.get_start_method() == "forkserver":
         multiprocessing.resource_tracker.ensure_running()
         multiprocessing.forkserver.ensure_running()
     collect()

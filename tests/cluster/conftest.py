@@ -118,7 +118,7 @@ def nodes(request: pytest.FixtureRequest) -> Iterator[Nodes]:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
-        ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'penstock[ray]'")
+        ray = pytest.importorskip("ray", reason='ray is not installed: pip install "penstock-loader[ray]"')
         head = {"num_cpus": 0, "object_store_memory": STORE, "include_dashboard": False, "_system_config": settings}
         cluster = pytest.importorskip("ray.cluster_utils").Cluster(initialize_head=True, head_node_args=head)
         try:

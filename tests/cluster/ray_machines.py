@@ -30,7 +30,7 @@ ENVIRONMENT = {
 @pytest.fixture
 def machines() -> Iterator[Machines]:
     """Give two machines with a node of Ray each."""
-    pytest.importorskip("ray", reason="ray is not installed: pip install 'penstock[ray]'")
+    pytest.importorskip("ray", reason='ray is not installed: pip install "penstock-loader[ray]"')
     with two_machines() as made:
         folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # names of sockets are short
         ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus", "1"]

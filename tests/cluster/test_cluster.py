@@ -40,7 +40,7 @@ from tests.same import assert_same
 from tests.samples import SAMPLES
 
 needs_ray = pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason="ray is not installed: pip install 'penstock[ray]'"
+    importlib.util.find_spec("ray") is None, reason='ray is not installed: pip install "penstock-loader[ray]"'
 )
 
 
@@ -103,7 +103,7 @@ def begin(work: str, folder: Path) -> None:
 @pytest.mark.parametrize("work", ["load", "pack"])
 def test_ray_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, work: str) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(penstock.InvalidOption, match=r"pip install 'penstock\[ray\]'"):
+    with pytest.raises(penstock.InvalidOption, match=r'pip install "penstock-loader\[ray\]"'):
         begin(work, tmp_path)
 
 

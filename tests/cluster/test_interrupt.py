@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster.conftest import Nodes, actors, at_work, started, wait_until
 
-pytest.importorskip("ray", reason="ray is not installed: pip install 'penstock[ray]'")
+pytest.importorskip("ray", reason='ray is not installed: pip install "penstock-loader[ray]"')
 pytestmark = pytest.mark.timeout(300)  # actors start slowly on a machine that is shared
 
 

@@ -13,7 +13,7 @@ from tests.cluster.conftest import Nodes, wait_until
 from tests.data import smooth_photos, tensor_files
 from tests.same import assert_same
 
-pytest.importorskip("ray", reason="ray is not installed: pip install 'penstock[ray]'")
+pytest.importorskip("ray", reason='ray is not installed: pip install "penstock-loader[ray]"')
 pytestmark = pytest.mark.timeout(300)  # actors start slowly on a machine that is shared
 
 #: One filler on each node.

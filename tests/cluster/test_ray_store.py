@@ -15,7 +15,7 @@ from tests.cluster.cluster_samples import Slow, as_is
 from tests.cluster.conftest import Nodes
 from tests.s3_server import S3, serve
 
-pytest.importorskip("ray", reason="ray is not installed: pip install 'penstock[ray]'")
+pytest.importorskip("ray", reason='ray is not installed: pip install "penstock-loader[ray]"')
 pytestmark = pytest.mark.timeout(300)  # actors start slowly on a machine that is shared
 
 #: One packer on each node.

@@ -127,7 +127,7 @@ def test_the_first_decoder_that_works_is_chosen():
     try:
         found = decoder_for(DEVICE)
     except InvalidOption as error:
-        assert "penstock[gpu]" in str(error)
+        assert "penstock-loader[gpu]" in str(error)
         pytest.skip(str(error))
     assert isinstance(found, decoders.NvImageCodec | decoders.TorchCodec | decoders.TorchVision)
 

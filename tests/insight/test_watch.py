@@ -83,7 +83,7 @@ def test_without_rich(watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     list(penstock.DataLoader(rows()))
     monkeypatch.setattr(watch, "Live", None)
     monkeypatch.setattr(watch, "width", lambda: 80)
-    assert "pip install 'penstock[cli]'" in watched(code=2)
+    assert 'pip install "penstock-loader[cli]"' in watched(code=2)
     assert watched("--once")
 
 
@@ -102,7 +102,7 @@ def read_until(terminal: int, words: str) -> str:
 
 @pytest.mark.parametrize("how", ["interrupt", "end"])
 def test_live_view(folder: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("rich", reason="rich is not installed: pip install 'penstock[cli]'")
+    pytest.importorskip("rich", reason='rich is not installed: pip install "penstock-loader[cli]"')
     monkeypatch.setenv("TERM", "xterm")
     list(penstock.DataLoader(Made(), batch_size=4))
     watched = os.getpid()

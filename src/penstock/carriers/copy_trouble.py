@@ -32,7 +32,7 @@ def warn_of_shared_handles(dataset: object, workers: int) -> None:
 def not_picklable(**given: Any) -> str:
     """Return what of some objects cannot be pickled, and what to do; empty: nothing is found."""
     for name, value in given.items():
-        if found := _first_refused(name, value, 0):
+        if found := _first_refused(name, value, ()):
             path, one = found
             what = f"{path} ({_named(one)})"
             return (
@@ -43,8 +43,8 @@ def not_picklable(**given: Any) -> str:
     return ""
 
 
-def _first_refused(path: str, value: Any, depth: int) -> tuple[str, Any] | None:
-    """Return the innermost object that pickle refuses, with the expression that leads to it."""
+def _first_refused(path: str, value: Any, above: tuple[Any, ...]) -> tuple[str, Any] | None:
+    """Return the innermost object that pickle refuses, with the expression that leads to it. above: what holds it."""
     if isinstance(value, torch.Tensor | np.ndarray):  # to pickle a tensor moves it into shared memory
         return None
     try:
@@ -52,9 +52,11 @@ def _first_refused(path: str, value: Any, depth: int) -> tuple[str, Any] | None:
         return None
     except Exception:  # of the user's __reduce__, too
         pass
-    if depth < _DEEPEST and type(value) is not types.FunctionType:
+    if len(above) < _DEEPEST and type(value) is not types.FunctionType and "<locals>" not in type(value).__qualname__:
         for suffix, part in parts(value):
-            if found := _first_refused(path + suffix, part, depth + 1):
+            if any(part is one for one in above):
+                continue  # a bound method holds what holds it
+            if found := _first_refused(path + suffix, part, (*above, value)):
                 return found
     return path, value
 

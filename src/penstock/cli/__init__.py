@@ -17,6 +17,7 @@ from typing import NoReturn
 import penstock
 from penstock.cli.terminal import VERBS, add_verb, say, shown
 from penstock.errors import PenstockError
+from penstock.system import namesake
 
 
 class _Parser(argparse.ArgumentParser):
@@ -47,10 +48,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises SystemExit as argparse does: 0 after --help and --version, 2 after a wrong argument; and what a program
     raises that the verb `run` runs.
     """
+    if "DataLoader" not in getattr(penstock, "__all__", ()):  # the folder's __init__.py is the other project's
+        say(f"penstock: {namesake.SENTENCE}")
+        return 2
     try:
         try:
             given = sys.argv[1:] if argv is None else argv
             verb = next((word for word in given if not word.startswith("-")), "")
+            if verb in VERBS and (without := vars(penstock).get("without_native")) is not None:
+                say(f"penstock: {verb} needs {without.CORE}")
+                return 2
             arguments = (top := parser({verb} & VERBS.keys())).parse_args(given)
             if not {"run", "execute"} & vars(arguments).keys():
                 top.error(f"give a verb: {', '.join(VERBS)}")

@@ -72,7 +72,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _follow(job: Job) -> None:
     """Show a job until it ends; its last lines stay. Raises InvalidOption: rich is not installed."""
     if Live is None:
-        raise InvalidOption("the live view needs rich: pip install 'penstock[cli]', or use penstock watch --once")
+        raise InvalidOption('the live view needs rich: pip install "penstock-loader[cli]", or use --once')
     with Live(console=Console(highlight=False), auto_refresh=False, vertical_overflow="crop") as view:
         ended = False
         while not ended:

@@ -62,7 +62,7 @@ def connected(cluster: Ray) -> Any:
         import ray  # noqa: PLC0415
     except ImportError as error:
         raise InvalidOption(
-            "this needs Ray, which is not installed: pip install 'penstock[ray]', on every node of the cluster"
+            'this needs Ray, which is not installed: pip install "penstock-loader[ray]", on every node of the cluster'
         ) from error
     if ray.is_initialized():
         return ray

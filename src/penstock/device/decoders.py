@@ -133,8 +133,8 @@ def decoder_for(device: torch.device) -> Decoder:
         tried.append(f"{kind.name} ({why})")
     found = f"; tried {', '.join(tried)}" if tried else f"; there is none for {device.type}"
     raise InvalidOption(
-        f"decode='gpu': nothing decodes JPEG images on {device}{found}. Install penstock[gpu], which is nvImageCodec, "
-        "or torchcodec 0.16 or newer, for the CUDA version of the installed torch"
+        f"decode='gpu': nothing decodes JPEG images on {device}{found}. nvImageCodec does (pip install "
+        '"penstock-loader[gpu]"), and torchcodec 0.16 or newer, for the CUDA version of the installed torch'
     )
 
 

@@ -98,7 +98,7 @@ def client() -> ModuleType:
     if not _FIRST:
         _FIRST.append(os.getpid())
     if obstore is None:
-        raise ImportError("shards in an object store are read by obstore: pip install 'penstock[remote]'")
+        raise ImportError('shards in an object store are read by obstore: pip install "penstock-loader[remote]"')
     return obstore
 
 

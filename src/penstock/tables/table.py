@@ -93,7 +93,7 @@ class Table(Dataset[dict[str, Any]]):
         cache_limit: int | None = None,
     ) -> None:
         if find_spec("pyarrow") is None:
-            raise ImportError("Table reads files by pyarrow: pip install 'penstock[tables]'")
+            raise ImportError('Table reads files by pyarrow: pip install "penstock-loader[tables]"')
         if cache_limit is not None and (type(cache_limit) is not int or cache_limit < 1):
             raise InvalidOption(f"cache_limit={cache_limit!r}: it is a number of bytes, 1 or more, or None")
         if transform is not None and not callable(transform):
