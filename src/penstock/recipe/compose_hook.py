@@ -373,7 +373,7 @@ def _call_of_one(original: Any) -> Any:
     return call
 
 
-_METHODS: tuple[Row, ...] = (
+METHODS: tuple[Row, ...] = (
     (V1, "Compose", "__call__", partial(_call_of_list, False)),
     (V2, "Compose", "forward", partial(_call_of_list, True)),
     (V1, "RandomResizedCrop", "forward", _call_of_one),
@@ -388,4 +388,4 @@ def find(patches: Patches) -> None:
     """Add the methods of what is imported of torchvision."""
     Passes.begun += 1
     look_again()
-    add_methods(patches, _METHODS, in_worker)
+    add_methods(patches, METHODS, in_worker)
