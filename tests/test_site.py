@@ -149,6 +149,39 @@ def test_a_browser_shows_every_page(site: Path, tmp_path: Path) -> None:
     assert wrong == [], "\n".join(wrong)
 
 
+#: Searches for a word as a reader does, and gives the pages that are found.
+SEARCH = """(async () => {
+  document.querySelector("[data-md-toggle=search]").click();
+  const query = document.querySelector("[data-md-component=search-query]");
+  query.focus();
+  query.value = "quarantine";
+  query.dispatchEvent(new Event("keyup", {bubbles: true}));
+  query.dispatchEvent(new Event("input", {bubbles: true}));
+  for (let turn = 0; turn < 200; turn++) {
+    const found = [...document.querySelectorAll(".md-search-result__link")].map(link => link.href);
+    if (found.length) return found;
+    await new Promise(done => setTimeout(done, 100));
+  }
+  return [];
+})()"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("page", ["index.html", "start/index.html"])
+def test_the_search_works_from_a_disk(site: Path, tmp_path: Path, page: str) -> None:
+    program = found()
+    if program is None:
+        pytest.skip("there is no Chromium: apt-get install chromium")
+    with Browser(program, tmp_path) as browser:
+        browser.look(1280, "light")
+        browser.open((site / page).as_uri())
+        links = browser.value(SEARCH)
+        assert browser.errors == []
+    assert any("bad-samples.html" in link for link in links), links
+    assert all(Path(unquote(link.partition("#")[0].partition("?")[0].removeprefix("file://"))).exists() for link in links)
+
+
 class Quiet(SimpleHTTPRequestHandler):
     def log_message(self, *words: object) -> None:
         pass
