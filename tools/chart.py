@@ -51,23 +51,18 @@ class Row(NamedTuple):
         return f"| {self.dataset} | {torch:,.0f} | {penstock:,.0f} | {written(self.gain)} |"
 
 
-#: README's rows: what the import line changes, with 2 workers where nothing else is said.
+#: README's rows: what the import line changes, with 2 workers; (*): torch's loader has none.
 README = (
     Row("photos: `ImageFolder`, RandomResizedCrop(224), flip, normalised", "photos", "float32"),
-    Row("photos: the same, with MixUp or CutMix in `collate_fn`", "recipes", "mixup"),
+    Row("photos: `ImageFolder`, MixUp or CutMix in `collate_fn`", "recipes", "mixup"),
     Row("photos: your `Dataset` that opens them with Pillow", "python_datasets", "pillow"),
     Row("photos: your `Dataset` with `cv2.imread` and Albumentations", "own_classes", "opencv"),
-    Row("`.pt` files: your `Dataset` that calls `torch.load`, 48 KB a sample", "own_classes", "tutorial"),
-    Row("rows by index: your `Dataset` that returns `self.x[i], self.y[i]`, no workers", "index", "pair"),
-    Row(
-        "tokens: Hugging Face rows, `DataCollatorWithPadding`, torch without workers",
-        "rows",
-        "padding",
-        torch=NO_WORKERS,
-    ),
+    Row("`.pt` files: your `Dataset` that calls `torch.load`", "own_classes", "tutorial"),
+    Row("rows by index: your `Dataset` of `self.x[i], self.y[i]` (*)", "index", "pair"),
+    Row("tokens: Hugging Face, `DataCollatorWithPadding` (*)", "rows", "padding", torch=NO_WORKERS),
     Row("CIFAR10: padded crop, flip, normalised", "cifar", "float32"),
-    Row("your `Dataset` with 1 ms of Python a sample, no workers: nothing is won", "no_regret", "python-none"),
-    Row("your `Dataset` of 64 samples an epoch, no workers: torch is faster", "no_regret", "few-none"),
+    Row("your `Dataset`, 1 ms of Python a sample (*): nothing is won", "no_regret", "python-none"),
+    Row("your `Dataset`, 64 samples an epoch (*): torch is faster", "no_regret", "few-none"),
 )
 #: Further rows that the import line changes.
 UNCHANGED = (

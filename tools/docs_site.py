@@ -69,9 +69,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         part if place % 2 else LINK.sub(lambda found: linked(found, name, config.repo_url), part)
         for place, part in enumerate(parts)
     )
-    if name == "mistakes.md":  # a message is one long line
-        return texts[name].replace("```text\n", "``` { .text .message }\n")
-    return texts[name]
+    # Lines of explain() and of messages are long: they wrap.
+    return re.sub(r"^```text$", "``` { .text .message }", texts[name], flags=re.MULTILINE)
 
 
 def linked(found: re.Match[str], page: str, repository: str | None) -> str:
