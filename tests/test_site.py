@@ -24,7 +24,7 @@ OF_OTHERS = [page for page in GUIDES if page.parent.name in ("start", "from")]
 
 def test_every_page_is_in_the_navigation() -> None:
     listed = re.findall(r"[\w/-]+\.md(?=$)", text_of(ROOT / "mkdocs.yml"), re.MULTILINE)
-    made = {"index.md", "signatures.md"}  # by tools/docs_site.py
+    made = {"index.md"}  # by tools/docs_site.py
     assert sorted(set(listed) - made) == sorted(page.relative_to(ROOT / "docs").as_posix() for page in GUIDES)
 
 
@@ -106,9 +106,9 @@ def test_the_site_has_no_dead_link_and_fetches_nothing(site: Path) -> None:
     listed = re.findall(r"\]\(([^)]+)\)", text_of(site / "llms.txt"))
     assert len(listed) == len(pages)
     assert [name for name in listed if not (site / name).exists()] == []
-    signatures = text_of(site / "signatures.md")
-    assert [name for name in penstock.__all__ if f"`{name}`" not in signatures] == []
-    assert "| `batch_size` | <code>int &#124; None</code> | <code>1</code> |" in signatures
+    api = text_of(site / "api.md")
+    assert [name for name in penstock.__all__ if f"`{name}`" not in api] == []
+    assert "| `batch_size` | <code>int &#124; None</code> | <code>1</code> |" in api
 
 
 #: What a page is asked for: its width, the widest thing in it, its scheme, and its smallest text, in pixels.
@@ -179,7 +179,9 @@ def test_the_search_works_from_a_disk(site: Path, tmp_path: Path, page: str) -> 
         links = browser.value(SEARCH)
         assert browser.errors == []
     assert any("bad-samples.html" in link for link in links), links
-    assert all(Path(unquote(link.partition("#")[0].partition("?")[0].removeprefix("file://"))).exists() for link in links)
+    assert all(
+        Path(unquote(link.partition("#")[0].partition("?")[0].removeprefix("file://"))).exists() for link in links
+    )
 
 
 class Quiet(SimpleHTTPRequestHandler):
