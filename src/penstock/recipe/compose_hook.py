@@ -225,7 +225,7 @@ def _why_left(transform: Any, foreign: bool, run: Run | None, image: Any) -> str
     if isinstance(image, torch.Tensor):
         if not is_tensor_image(image) or lie_side_by_side(image) is None:
             return "the image is a tensor of another dtype, size or layout"
-        return f"{name} alone gains nothing"
+        return f"{name} by itself gains nothing"
     if not isinstance(image, Image.Image):
         inside = _picture_in(image)
         if inside is None:

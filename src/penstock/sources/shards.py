@@ -89,7 +89,7 @@ class Shards(Dataset[Any]):
         target_transform: called with the label.
         verify: the CRC-32C of each file is compared as it is read.
         window: how many shards are shuffled together by `shuffle=True`; None: 8 of an object store, all of a folder.
-        cache_folder: keeps shards of an object store; made where it does not exist, for this user alone; None: one in
+        cache_folder: keeps shards of an object store; made where it does not exist, for this user only; None: one in
             the user's cache folder. Processes may share it.
         cache_limit: bytes that the cache folder may take; None: 64 GiB.
 

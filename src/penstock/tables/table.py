@@ -49,7 +49,7 @@ class Table(Dataset[dict[str, Any]]):
 
     Args:
         data: a file, a glob, a folder, a URL (s3://bucket/folder/*.parquet, gs://, az://, https://), or a list of
-            these. A folder stands for the .parquet, .arrow and .feather files in it, at any depth, in the order of
+            these. A folder means the .parquet, .arrow and .feather files in it, at any depth, in the order of
             their names.
         columns: the names of the columns, in the order of the sample's keys; None: all.
         filters: rows to keep, as pyarrow has them: a list of (column, operator, value), a list of such lists, or an
@@ -60,7 +60,7 @@ class Table(Dataset[dict[str, Any]]):
         fill: the value for nulls, for all columns or by column. Without it a null is an error.
         window: how many row groups are shuffled together by `shuffle=True`; None: 8 of those of an object store or that
             do not fit, all of others.
-        cache_folder: keeps decoded row groups; made where it does not exist, for this user alone; None: one in the
+        cache_folder: keeps decoded row groups; made where it does not exist, for this user only; None: one in the
             user's cache folder. Processes may share it.
         cache_limit: bytes that the cache folder may take; None: 64 GiB.
 

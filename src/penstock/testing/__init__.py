@@ -1,7 +1,7 @@
 """Checks of a loader for a user's own tests: each sample once, the same for any workers, exact after any stop.
 
 assert_same_as_torch takes a dataset; each other check takes `make`, a function that returns a new DataLoader of the
-user's dataset for ``num_workers=`` and ``shard=``: (rank, ranks), or None for one rank alone. Ranks are played one
+user's dataset for ``num_workers=`` and ``shard=``: (rank, ranks), or None for a single rank. Ranks are played one
 after the other in this process, step by step, without torch.distributed. The checks keep whole epochs in memory: give
 them a small dataset. What fails is an AssertionError that says epoch, step, rank and sample.
 """
