@@ -17,6 +17,7 @@ from PIL import Image
 
 import penstock
 import penstock.cli
+from penstock.system import cache_folder
 from tests.data import Made, tensor_files
 from tests.pages import (
     ALL_PAGES,
@@ -76,6 +77,7 @@ def names(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[
         (tmp_path / folder).symlink_to(files / folder)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(cache_folder._Chosen, "path", cache_folder._UNSET)  # which a block may choose
     ids = [f"id-{number}" for number in range(1200)]
     dataset = Signals(size=640)
     return {

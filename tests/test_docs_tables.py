@@ -121,8 +121,8 @@ def test_wrong_arguments_raise_what_the_table_says(
     name: str, options: dict[str, Any], error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    row = next(row for row in rows_of(ROOT / "docs" / "options.md", "argument") if row[0] == f"`{name}`")
-    assert f"`{error}`" in row[3]
+    row = next(row for row in rows_of(ROOT / "docs" / "options.md", "option") if row[0] == f"`{name}`")
+    assert f"`{error}`" in row[1]
     kind = getattr(builtins, error, None) or getattr(penstock, error)
     given = {"dataset": ROWS, **options}
     with pytest.raises(kind) as caught:
@@ -171,6 +171,31 @@ def test_every_public_name_is_in_the_reference() -> None:
     insight = (*penstock.insight.__all__, *REMARKS)
     public = [*penstock.__all__, *penstock.testing.__all__, *penstock.frameworks.__all__, *insight]
     assert sorted(listed) == sorted(public)
+
+
+def public_names(*, exceptions: bool) -> set[str]:
+    """Return the public names of all modules that are, or are not, exceptions."""
+    modules = (penstock, penstock.testing, penstock.frameworks, penstock.insight, penstock.insight.lint)
+    things = {name: getattr(module, name) for module in modules for name in module.__all__}
+    return {
+        name
+        for name, thing in things.items()
+        if (inspect.isclass(thing) and issubclass(thing, Exception)) is exceptions
+    }
+
+
+def test_every_public_name_has_an_example() -> None:
+    page = text_of(ROOT / "docs" / "api.md")
+    sections = re.split(r"^### `([\w.]+)`\n", page.partition("\n## Exceptions\n")[0], flags=re.MULTILINE)
+    examples = dict(zip(sections[1::2], sections[2::2], strict=True))
+    assert {name for name in examples if "." not in name} == public_names(exceptions=False)
+    code = {
+        name: re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE) for name, text in examples.items()
+    }
+    assert [name for name, found in code.items() if not (len(found) == 1 and name.split(".")[-1] in found[0])] == []
+    assert next(iter(examples)) == "DataLoader"
+    caught = re.findall(r"penstock\.(\w+)", page.partition("\n## Exceptions\n")[2])
+    assert public_names(exceptions=True) <= set(caught)
 
 
 SHOWN = [(penstock, name, "reference.md") for name in penstock.__all__ if not re.search(r"DataLoader|Stats|^_", name)]

@@ -24,7 +24,7 @@ OF_OTHERS = [page for page in GUIDES if page.parent.name in ("start", "from")]
 
 def test_every_page_is_in_the_navigation() -> None:
     listed = re.findall(r"[\w/-]+\.md(?=$)", text_of(ROOT / "mkdocs.yml"), re.MULTILINE)
-    made = {"index.md", "signatures.md"}  # by tools/docs_site.py
+    made = {"index.md"}  # by tools/docs_site.py
     assert sorted(set(listed) - made) == sorted(page.relative_to(ROOT / "docs").as_posix() for page in GUIDES)
 
 
@@ -106,9 +106,9 @@ def test_the_site_has_no_dead_link_and_fetches_nothing(site: Path) -> None:
     listed = re.findall(r"\]\(([^)]+)\)", text_of(site / "llms.txt"))
     assert len(listed) == len(pages)
     assert [name for name in listed if not (site / name).exists()] == []
-    signatures = text_of(site / "signatures.md")
-    assert [name for name in penstock.__all__ if f"`{name}`" not in signatures] == []
-    assert "| `batch_size` | <code>int &#124; None</code> | <code>1</code> |" in signatures
+    api = text_of(site / "api.md")
+    assert [name for name in penstock.__all__ if f"`{name}`" not in api] == []
+    assert "| `batch_size` | <code>int &#124; None</code> | <code>1</code> |" in api
 
 
 #: What a page is asked for: its width, the widest thing in it, its scheme, and its smallest text, in pixels.
@@ -147,6 +147,41 @@ def test_a_browser_shows_every_page(site: Path, tmp_path: Path) -> None:
                         wrong.append(f"{what}: scheme {shown}, smallest text {smallest} px")
         server.shutdown()
     assert wrong == [], "\n".join(wrong)
+
+
+#: Searches for a word as a reader does, and gives the pages that are found.
+SEARCH = """(async () => {
+  document.querySelector("[data-md-toggle=search]").click();
+  const query = document.querySelector("[data-md-component=search-query]");
+  query.focus();
+  query.value = "quarantine";
+  query.dispatchEvent(new Event("keyup", {bubbles: true}));
+  query.dispatchEvent(new Event("input", {bubbles: true}));
+  for (let turn = 0; turn < 200; turn++) {
+    const found = [...document.querySelectorAll(".md-search-result__link")].map(link => link.href);
+    if (found.length) return found;
+    await new Promise(done => setTimeout(done, 100));
+  }
+  return [];
+})()"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("page", ["index.html", "start/index.html"])
+def test_the_search_works_from_a_disk(site: Path, tmp_path: Path, page: str) -> None:
+    program = found()
+    if program is None:
+        pytest.skip("there is no Chromium: apt-get install chromium")
+    with Browser(program, tmp_path) as browser:
+        browser.look(1280, "light")
+        browser.open((site / page).as_uri())
+        links = browser.value(SEARCH)
+        assert browser.errors == []
+    assert any("bad-samples.html" in link for link in links), links
+    assert all(
+        Path(unquote(link.partition("#")[0].partition("?")[0].removeprefix("file://"))).exists() for link in links
+    )
 
 
 class Quiet(SimpleHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""Draws README's chart of gains, light and dark, and prints README's tables of rates, from benchmarks/results.
+"""Draws README's chart of gains, light and dark, and writes the tables of rates into the pages, from results.
 
 python tools/chart.py
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 import json
 import math
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,9 @@ INKS = {
 }
 
 
+NO_WORKERS, ON_ROWS = "torch, 0 workers", "penstock on TensorDataset"
+
+
 class Row(NamedTuple):
     """A dataset of benchmarks/results, and how torch's loader and Penstock's read it, in samples a second."""
 
@@ -31,7 +35,6 @@ class Row(NamedTuple):
     table: str
     penstock: str = "penstock"
     torch: str = "torch"
-    drawn: bool = False
 
     @property
     def rates(self) -> tuple[float, float]:
@@ -48,45 +51,29 @@ class Row(NamedTuple):
         return f"| {self.dataset} | {torch:,.0f} | {penstock:,.0f} | {written(self.gain)} |"
 
 
-#: What the import line alone changes, 2 workers where nothing else is said.
+#: README's rows: what the import line changes, with 2 workers; (*): torch's loader has none.
+README = (
+    Row("photos: `ImageFolder`, RandomResizedCrop(224), flip, normalised", "photos", "float32"),
+    Row("photos: `ImageFolder`, MixUp or CutMix in `collate_fn`", "recipes", "mixup"),
+    Row("photos: your `Dataset` that opens them with Pillow", "python_datasets", "pillow"),
+    Row("photos: your `Dataset` with `cv2.imread` and Albumentations", "own_classes", "opencv"),
+    Row("`.pt` files: your `Dataset` that calls `torch.load`", "own_classes", "tutorial"),
+    Row("rows by index: your `Dataset` of `self.x[i], self.y[i]` (*)", "index", "pair"),
+    Row("tokens: Hugging Face, `DataCollatorWithPadding` (*)", "rows", "padding", torch=NO_WORKERS),
+    Row("CIFAR10: padded crop, flip, normalised", "cifar", "float32"),
+    Row("your `Dataset`, 1 ms of Python a sample (*): nothing is won", "no_regret", "python-none"),
+    Row("your `Dataset`, 64 samples an epoch (*): torch is faster", "no_regret", "few-none"),
+)
+#: Further rows that the import line changes.
 UNCHANGED = (
-    Row("CIFAR10: padded crop, flip, normalised", "cifar", "float32", drawn=True),
-    Row("Hugging Face `datasets`: rows of numbers, 4 KB", "arrow", "arrow", drawn=True),
-    Row(
-        "Hugging Face rows of tokens, `DataCollatorWithPadding`, torch without workers",
-        "rows",
-        "padding",
-        torch="torch, 0 workers",
-        drawn=True,
-    ),
-    Row(
-        "Hugging Face rows of strings and numbers, torch without workers",
-        "rows",
-        "columns",
-        torch="torch, 0 workers",
-        drawn=True,
-    ),
+    Row("Hugging Face `datasets`: rows of numbers, 4 KB", "arrow", "arrow"),
+    Row("Hugging Face rows of strings and numbers, torch without workers", "rows", "columns", torch=NO_WORKERS),
     Row("Hugging Face images, a function of yours: RandomResizedCrop(224), flip", "rows", "images"),
-    Row("`TensorDataset`: memory-mapped rows, 48 KB", "arrays", "mapped", "penstock on TensorDataset"),
-    Row(
-        "memory-mapped rows, torch without workers",
-        "arrays",
-        "mapped",
-        "penstock on TensorDataset",
-        "torch, 0 workers",
-        drawn=True,
-    ),
-    Row("your `Dataset` that returns `self.x[i], self.y[i]`, no workers", "index", "pair", drawn=True),
-    Row("a small network, trained on rows of such a `Dataset` by the CPU", "index", "program"),
-    Row("your `Dataset` that calls `torch.load`, 48 KB files", "own_classes", "tutorial", drawn=True),
-    Row("your `Dataset` that calls `cv2.imread` and Albumentations", "own_classes", "opencv"),
-    Row("`ImageFolder`: RandomResizedCrop(224), flip, normalised", "photos", "float32", drawn=True),
-    Row("`ImageFolder`: MixUp or CutMix in `collate_fn`", "recipes", "mixup", drawn=True),
-    Row("your `Dataset` that opens photos with Pillow", "python_datasets", "pillow", drawn=True),
-    Row("`ImageFolder` with a function of yours as a transform", "python_datasets", "unknown_transform", drawn=True),
-    Row("your `IterableDataset` of small tensors", "no_regret", "iterable-processes", drawn=True),
-    Row("your `Dataset`: 1 ms of your Python a sample, no workers", "no_regret", "python-none", drawn=True),
-    Row("your `Dataset`: 64 samples an epoch, no workers", "no_regret", "few-none", drawn=True),
+    Row("`TensorDataset`: memory-mapped rows, 48 KB", "arrays", "mapped", ON_ROWS),
+    Row("memory-mapped rows, torch without workers", "arrays", "mapped", ON_ROWS, NO_WORKERS),
+    Row("a small network, trained on rows of your `Dataset` by the CPU", "index", "program"),
+    Row("`ImageFolder` with a function of yours as a transform", "python_datasets", "unknown_transform"),
+    Row("your `IterableDataset` of small tensors", "no_regret", "iterable-processes"),
 )
 #: What a second line gives.
 CHANGED = (
@@ -94,9 +81,19 @@ CHANGED = (
     Row("files packed by `penstock pack`: `penstock.Shards`", "shards", "tensors", "penstock shards"),
     Row("photos in a Parquet column: `penstock.Table`", "rows", "images", "penstock.Table"),
     Row("photos, Resize and CenterCrop, later epochs: `cache_decoded=True`", "cache", "photos", "photos+pixels"),
-    Row('48 KB samples made quickly: `worker_method="thread"`', "own_classes", "held_48", "penstock thread"),
-    Row('1 ms of your Python a sample: `worker_method="thread"`', "own_classes", "nothing_known", "penstock thread"),
 )
+#: Threads in the place of processes, for classes that only Python reads.
+THREADS = (
+    Row("48 KB each, made quickly", "own_classes", "held_48", "penstock thread"),
+    Row("1 ms of pure Python each", "own_classes", "nothing_known", "penstock thread"),
+)
+#: Where each table is: the page, and what its first column is called there.
+TABLES = {
+    ("README.md", "your dataset"): README,
+    ("docs/benchmarks.md", "dataset, only the import line changed"): UNCHANGED,
+    ("docs/benchmarks.md", "dataset, a second line changed"): CHANGED,
+    ("docs/workers.md", "samples of your own class"): THREADS,
+}
 
 
 @cache
@@ -124,7 +121,7 @@ def x_of(gain: float) -> float:
 def drawing(theme: str) -> str:
     """Return the chart as SVG."""
     ink = INKS[theme]
-    rows = sorted((row for row in UNCHANGED if row.drawn), key=lambda row: -row.gain)
+    rows = sorted(README, key=lambda row: -row.gain)
     height = HEAD + ROW * len(rows) + 10
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
@@ -151,11 +148,21 @@ def drawing(theme: str) -> str:
     return "\n".join([*parts, "</svg>\n"])
 
 
+def with_table(text: str, first: str, rows: tuple[Row, ...]) -> str:
+    """Return a page with these rows in the table whose first column is called so."""
+    head = rf"(^\| {re.escape(first)} \|.*\n\|---\|---\|---\|---\|\n)(?:\|.*\n)*"
+    changed, count = re.subn(head, lambda found: found[1] + "".join(f"{row.cells}\n" for row in rows), text, flags=re.M)
+    if count != 1:
+        raise ValueError(f"there are {count} tables of {first!r}")
+    return changed
+
+
 def main() -> None:
     for theme in INKS:
         (PICTURES / f"gains-{theme}.svg").write_text(drawing(theme), encoding="utf-8")
-    for rows in (UNCHANGED, CHANGED):
-        print("\n".join(row.cells for row in rows), end="\n\n")
+    for (page, first), rows in TABLES.items():
+        file = ROOT / page
+        file.write_text(with_table(file.read_text(encoding="utf-8"), first, rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""What MkDocs adds to the pages of docs/: the home page, signatures with types, llms.txt, and links out of docs/.
+"""What MkDocs adds to the pages of docs/: the home page, docstrings and types, llms.txt, and links out of docs/.
 
-The home page is README.md. The page of signatures is made of the docstrings and annotations of the public names. Each
-page is also written as Markdown beside its HTML, and llms.txt lists these files (llmstxt.org).
+The home page is README.md. The API reference, api.md, has an example of each public name; the site adds the docstring
+and the arguments with their types. Each page is also written as Markdown beside its HTML, and llms.txt lists these
+files (llmstxt.org).
 """
 
 from __future__ import annotations
@@ -24,23 +25,22 @@ import penstock.frameworks
 import penstock.insight
 import penstock.insight.lint
 import penstock.testing
+from penstock import errors
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-HOME = "index.md"
+HOME, API = "index.md", "api.md"
 FENCE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\[([^\[\]]*)\]\(([^)\s]+)\)")
 MODULES = (penstock, penstock.testing, penstock.frameworks, penstock.insight, penstock.insight.lint)
 #: Methods and properties that the guides speak of.
 MEMBERS = {
-    "DataLoader": (
-        "explain", "stats", "set_epoch", "padded", "state_dict", "load_state_dict", "ids", "batch_at",
-    ),
+    "DataLoader": ("explain", "stats", "set_epoch", "padded", "state_dict", "load_state_dict", "ids", "batch_at"),
     "Feed": ("resolve",),
     "Mix": ("order", "sampler"),
     "Stats": ("verdict", "metrics"),
     "Weighted": ("balanced",),
-}  # fmt: skip
+}
 
 #: The text of each page, by its path below docs/.
 texts: dict[str, str] = {}
@@ -50,7 +50,6 @@ navigation: list[Navigation] = []
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     home = re.sub(r'\b(src|srcset)="docs/', r'\1="', (ROOT / "README.md").read_text(encoding="utf-8"))
     files.append(File.generated(config, HOME, content=home))
-    files.append(File.generated(config, "signatures.md", content="\n".join(signatures())))
     return files
 
 
@@ -60,6 +59,8 @@ def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> None:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     name = page.file.src_uri
+    if name == API:
+        markdown = with_signatures(markdown)
     if name.startswith(("start/", "from/")):
         page.meta["hide"] = ["toc"]  # room for two columns of code
     elif name == HOME:
@@ -69,9 +70,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         part if place % 2 else LINK.sub(lambda found: linked(found, name, config.repo_url), part)
         for place, part in enumerate(parts)
     )
-    if name == "mistakes.md":  # a message is one long line
-        return texts[name].replace("```text\n", "``` { .text .message }\n")
-    return texts[name]
+    # Lines of explain() and of messages are long: they wrap.
+    return re.sub(r"^```text$", "``` { .text .message }", texts[name], flags=re.MULTILINE)
 
 
 def linked(found: re.Match[str], page: str, repository: str | None) -> str:
@@ -126,25 +126,34 @@ def first_sentence(text: str) -> str:
 # ---------------------------------------------------------------- signatures
 
 
-def signatures() -> Iterator[str]:
-    """Yield the lines of the page of signatures."""
-    yield "# Signatures and types\n"
-    yield "Made of the package's docstrings. [Names and commands](reference.md) says which guide shows each name.\n"
+def with_signatures(markdown: str) -> str:
+    """Return the API reference with the docstring and arguments of each name before its example."""
+    known = dict(documented())
+    parts = re.split(r"^### `([\w.]+)`\n", markdown, flags=re.MULTILINE)
+    made = [parts[0]]
+    for name, text in zip(parts[1::2], parts[2::2], strict=True):
+        level = "####" if "." in name else "###"
+        made.append("\n".join(entry(name, known[name], level)) + "\n**Example.** " + text.lstrip("\n"))
+    return "".join(made).replace("## Exceptions\n", "## Exceptions\n\n" + "\n".join(exceptions()) + "\n", 1)
+
+
+def documented() -> Iterator[tuple[str, Any]]:
+    """Yield the public names that are no exceptions, and the members that the guides speak of, with what they are."""
     for module in MODULES:
-        things = [(name, getattr(module, name)) for name in module.__all__]
-        errors = [thing for _, thing in things if inspect.isclass(thing) and issubclass(thing, Exception)]
-        yield f"## `{module.__name__}`\n"
-        for name, thing in things:
-            if thing not in errors:
-                yield from entry(name, thing, "###")
-                for member in MEMBERS.get(name, ()):
-                    yield from entry(f"{name}.{member}", inspect.getattr_static(thing, member), "####")
-        if errors:
-            yield "### Exceptions\n\n| exception | derived from | raised for |\n|---|---|---|"
-            for error in errors:
-                bases = ", ".join(f"`{base.__name__}`" for base in error.__bases__)
-                yield f"| `{error.__name__}` | {bases} | {' '.join((inspect.getdoc(error) or '').split())} |"
-            yield ""
+        for name in module.__all__:
+            thing = getattr(module, name)
+            if not (inspect.isclass(thing) and issubclass(thing, Exception)):
+                yield name, thing
+                yield from ((f"{name}.{one}", inspect.getattr_static(thing, one)) for one in MEMBERS.get(name, ()))
+
+
+def exceptions() -> Iterator[str]:
+    """Yield the lines of the table of exceptions."""
+    yield "| exception | derived from | raised for |\n|---|---|---|"
+    for name in errors.__all__:
+        error = getattr(errors, name)
+        bases = ", ".join(f"`{base.__name__}`" for base in error.__bases__)
+        yield f"| `{name}` | {bases} | {' '.join((inspect.getdoc(error) or '').split())} |"
 
 
 def entry(name: str, thing: Any, level: str) -> Iterator[str]:
@@ -154,14 +163,14 @@ def entry(name: str, thing: Any, level: str) -> Iterator[str]:
     yield f"{level} `{name}`\n\n{text}\n"
     signature = inspect.signature(thing)
     said = sections.pop("Args", {})
-    otherwise = "[torch's](options.md#arguments-of-torch)" if thing is penstock.DataLoader else ""
+    otherwise = options() if thing is penstock.DataLoader else {}
     rows = [one for one in signature.parameters.values() if one.name not in ("self", "cls")]
     if rows:
         yield "| argument | type | default | meaning |\n|---|---|---|---|"
         for one in rows:
             stars = "*" * (one.kind is one.VAR_POSITIONAL) + "**" * (one.kind is one.VAR_KEYWORD)
             default = "" if stars else "required" if one.default is one.empty else code(repr(one.default))
-            meaning = said.get(one.name, otherwise)
+            meaning = said.get(one.name) or otherwise.get(one.name, "")
             yield f"| `{stars}{one.name}` | {code(shown(one.annotation))} | {default} | {meaning} |"
         yield ""
     if inspect.isfunction(thing) and shown(signature.return_annotation) not in ("None", ""):
@@ -170,6 +179,12 @@ def entry(name: str, thing: Any, level: str) -> Iterator[str]:
         yield f"{title}:\n"
         yield from (f"- `{key}`: {words}" for key, words in items.items())
         yield ""
+
+
+def options() -> dict[str, str]:
+    """Return the sentence on each argument of the loader, from the page of options."""
+    page = (DOCS / "options.md").read_text(encoding="utf-8")
+    return dict(re.findall(r"^\| `(\w+)` \| [^|]* \| (.*) \|$", page, re.MULTILINE))
 
 
 def shown(annotation: Any) -> str:

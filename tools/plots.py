@@ -7,6 +7,7 @@ A drawing follows the reader's choice of light or dark, and is read on a phone a
 
 from __future__ import annotations
 
+import ast
 import html
 import json
 import math
@@ -117,6 +118,43 @@ def gains() -> str:
     return svg(parts, bottom + 26)
 
 
+#: What the drawing of scaling calls the tables of `tuning`, whose loaders had each number of threads in turn.
+SCALED = {
+    "photos": "photos: RandomResizedCrop(224), flip, normalised",
+    "files": "`.pt` files of 48 KB",
+    "rows": "rows of 48 KB in memory",
+}
+
+
+def threads(table: str) -> dict[int, int]:
+    """Return samples a second by the number of native threads, up to the CPUs of the machine."""
+    results = json.loads((ROOT / "benchmarks/results/tuning.json").read_text())
+    (found,) = (one for one in results["tables"] if one["name"] == table)
+    rates = ast.literal_eval(found["contestants"][0]["explain"])["samples_per_s"]
+    cpus = results["machine"]["cores_usable"]
+    return {int(number): rate for number, rate in rates.items() if number != "None" and int(number) <= cpus}
+
+
+def scaling() -> str:
+    """Return bars of the rate with each number of native threads, for each workload over the rate of one thread."""
+    y: float = TOP
+    parts = [text(0, 20, "samples a second, by native threads at work", "quiet")]
+    for table, title in SCALED.items():
+        rates = threads(table)
+        parts.append(text(0, y + 14, title.replace("`", "")))
+        for number, rate in sorted(rates.items()):
+            y += ROW / 2
+            words = f"{rate:,} ({rate / rates[1]:.2f}x)" if number > 1 else f"{rate:,}"
+            width = (WIDTH - 220) * rate / max(rates.values())
+            parts += [
+                text(0, y + 14, f"{number} thread{'s' * (number > 1)}", "quiet"),
+                f'<rect class="penstock" x="80" y="{y + 2:.0f}" width="{width:.1f}" height="{BAR}"/>',
+                text(86 + width, y + 14, words),
+            ]
+        y += ROW
+    return svg(parts, y)
+
+
 def text(x: float, y: float, words: str, kind: str = "", end: bool = False) -> str:
     more = f' class="{kind}"' * bool(kind) + ' text-anchor="end"' * end
     return f'<text x="{x:.0f}" y="{y:.0f}"{more}>{html.escape(words)}</text>'
@@ -131,7 +169,10 @@ def svg(parts: list[str], height: float) -> str:
 
 def drawings() -> dict[str, str]:
     """Return each drawing by the name of its file."""
-    return {f"{name}.svg": bars(chart) for name, chart in CHARTS.items()} | {"gains.svg": gains()}
+    return {f"{name}.svg": bars(chart) for name, chart in CHARTS.items()} | {
+        "gains.svg": gains(),
+        "scaling.svg": scaling(),
+    }
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     )
     from penstock.state.substitutes import Replace as Replace
     from penstock.stats import Stats as Stats
+    from penstock.system.cache_folder import cache_folder as cache_folder
     from penstock.tables.packed import Packed as Packed
     from penstock.tables.table import Table as Table
 
@@ -60,6 +61,7 @@ _MODULES = {
     "sources": ("Arrays", "AudioFolder", "ImageFolder", "Images", "Shards", "TensorFolder"),
     "state.substitutes": ("Replace",),
     "stats": ("Stats",),
+    "system.cache_folder": ("cache_folder",),
     "tables.packed": ("Packed",),
     "tables.table": ("Table",),
 }

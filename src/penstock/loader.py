@@ -81,7 +81,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             of the two, by a short trial. "ray", or a penstock.Ray: actors of a Ray cluster make all batches.
         share_dataset: True: all threads use the one dataset object, whose code must be safe for that.
         on_error: "raise": the error of a bad sample is raised at its batch. "replace", or a penstock.Replace: a good
-            sample, a function of (seed, epoch, sample, position), stands in for it.
+            sample, a function of (seed, epoch, sample, position), replaces it.
         device: where batches arrive, a few ahead of the one in use: "cuda" (cuda:LOCAL_RANK under torchrun), or a
             penstock.Feed. None: they stay in host memory.
         shard: this rank and the number of ranks: (rank, ranks), or "auto", which takes them from torch.distributed, or
@@ -421,7 +421,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """Make the next pass epoch number `epoch`; without it each pass is the next one. Reaches a user's sampler too.
 
         A pass that has begun, and has handed out nothing, becomes one of that epoch: Lightning calls iter() first.
-        Raises InvalidOption for a negative epoch, TypeError for what is not an integer.
+        Raises InvalidOption for a negative epoch, TypeError for anything but an integer.
         """
         self._checkpoint.begin_with(epoch)
         given = self.sampler if self.batch_sampler is None else self.batch_sampler
@@ -466,8 +466,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
         Args:
             state: of state_dict(). Of a Hugging Face IterableDataset also the list of the states of all ranks.
-            on_change: of the dataset since. "raise": an error says how. "continue": the epoch goes on with the dataset
-                as it is now, from its start, or in the middle where it is known which samples are left.
+            on_change: of the dataset since. "raise": an error says how. "continue": the epoch continues with the
+                present dataset, from its start, or in the middle where it is known which samples are left.
 
         Raises:
             InvalidOption: a state of another seed, another order or another format; on_change="continue" where it is

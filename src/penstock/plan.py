@@ -311,7 +311,7 @@ def refuse_options(batched: bool, collate_fn: object, worker_init_fn: object) ->
     """Return which argument of its loader has Python read a dataset that the native core could read, or None."""
     if (fetcher := replaced_fetcher()) is not None:
         what = f"{fetcher.__module__}.{fetcher.__qualname__}"
-        return Refusal(what, "it makes the batches in the place of torch's fetcher", "torch's own fetcher")
+        return Refusal(what, "it makes the batches instead of torch's fetcher", "torch's own fetcher")
     if not batched:
         return Refusal("batch_size=None", "samples are not batched", "a batch size")
     if collate_fn is not None and collate_fn is not default_collate:

@@ -54,6 +54,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return f"torch's loader, without {CORE}"
 
 
+def cache_folder(path: object) -> None:
+    """Take the folder, or None: torch's loader keeps no files in it."""
+
+
 def __getattr__(name: str) -> NoReturn:
     if name.startswith("__"):
         raise AttributeError(name)

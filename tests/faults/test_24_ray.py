@@ -1,6 +1,6 @@
 """Row 24: a filler of a Ray cluster that is killed, cut off or slow, its node lost, the driver killed; unknown clients.
 
-The same bytes, or one named error; nothing is left after 10 s. Without Ray, forked processes stand in for its actors;
+The same bytes, or one named error; nothing is left after 10 s. Without Ray, forked processes replace its actors;
 with it, a cluster's nodes and two machines (namespaces) run it too. Penstock itself listens on no port.
 """
 

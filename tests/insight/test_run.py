@@ -209,8 +209,8 @@ def test_compare(tmp_path: Path, penstock_run: Any) -> None:
 
 @pytest.mark.timeout(300)
 def test_compare_of_a_program_that_imports_penstock(tmp_path: Path, penstock_run: Any) -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    (text,) = re.findall(r"`train\.py`:\n\n```python\n(.*?)```", readme, re.DOTALL)
+    page = (Path(__file__).parents[2] / "docs" / "run.md").read_text()
+    (text,) = re.findall(r"`train\.py`:\n\n```python\n(.*?)```", page, re.DOTALL)
     text = text.replace(", num_workers=2)", ", seed=3, cache='1MiB', device='cpu', ledger='never')")
     text += "class Own(DataLoader): pass\n"
     text += "print(len(list(Own(data, 5000))))"

@@ -224,8 +224,8 @@ def test_each_rank_gets_its_part(dataset: Any, options: Any, monkeypatch: pytest
     [
         ({"RANK": "1"}, "RANK=1 is set, and WORLD_SIZE is not"),
         ({"WORLD_SIZE": "4"}, "WORLD_SIZE=4 is set, and RANK is not"),
-        ({"RANK": "4", "WORLD_SIZE": "4"}, "RANK=4 and WORLD_SIZE=4 are no rank"),
-        ({"RANK": "x", "WORLD_SIZE": "4"}, "RANK=x and WORLD_SIZE=4 are no rank"),
+        ({"RANK": "4", "WORLD_SIZE": "4"}, "RANK=4 and WORLD_SIZE=4 are not a rank"),
+        ({"RANK": "x", "WORLD_SIZE": "4"}, "RANK=x and WORLD_SIZE=4 are not a rank"),
         ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}, "contradict LOCAL_RANK=1"),
         ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "2"}, "contradict LOCAL_WORLD_SIZE=2"),
         ({"LOCAL_RANK": "1"}, "LOCAL_RANK=1 says that this may be one of several"),

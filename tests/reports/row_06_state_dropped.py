@@ -4,7 +4,7 @@ Lightning-AI/pytorch-lightning#19764.
 Lightning resumes in the middle of an epoch: torch's loader has no state, and where `estimated_stepping_batches` was
 asked for (OneCycleLR does) Lightning drops the state of a loader that has one, in silence.
 
-The loader's state is in the checkpoint, and the epoch goes on behind the batch that was trained last; where Lightning
+The loader's state is in the checkpoint, and the epoch continues after the batch that was trained last; where Lightning
 drops it, a warning says so.
 """
 

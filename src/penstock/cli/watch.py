@@ -11,7 +11,8 @@ from typing import Any
 
 from penstock.cli.terminal import add_verb, say, shown, table, width, write_lines
 from penstock.errors import InvalidOption
-from penstock.insight.live_files import Job, jobs
+from penstock.insight.live_files import Job, jobs, live_folder
+from penstock.system.cache_folder import why_nowhere
 from penstock.system.words import duration
 
 try:
@@ -56,7 +57,7 @@ def _run(arguments: argparse.Namespace) -> int:
             say(f"penstock watch: {why}")
             return 1
     if not found:
-        say(f"penstock watch: {_HOW}")
+        say(f"penstock watch: {_HOW if live_folder() else f'{why_nowhere()}, where programs write what is watched'}")
         return 1
     if len(found) > 1:
         write_lines([*_table_of(found), "", "penstock watch PID shows one of them."])

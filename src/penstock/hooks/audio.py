@@ -67,7 +67,7 @@ def read_from(file: Any, frames: Any = -1, dtype: Any = "float64", always_2d: An
     if named or dtype not in _DTYPES:
         return Refused("it has other arguments")
     if type(path) is not str or file.mode != "r" or file.closed or file.format not in ("WAV", "WAVEX"):
-        return Refused("it is no WAV file of a path, open for reading")
+        return Refused("it is not a WAV file of a path, open for reading")
     about = _loader.describe(path)
     if type(about) is Refused:
         return about

@@ -86,12 +86,18 @@ def _wrapped(original: Any, home: str, answer: Callable[..., Any], function: str
     return wrap(original, _answered_natively(answer, function, original), in_worker, place)
 
 
+#: Functions of packages that are imported here: the module that offers them, their name, and what answers.
+OF_TORCH_AND_NUMPY: tuple[tuple[str, str, Callable[..., Any]], ...] = (
+    ("torch", "load", load_torch),
+    ("numpy", "load", load_numpy),
+    ("numpy", "fromfile", from_file),
+)
 load_of_torch = _wrapped(torch.load, "torch.serialization", load_torch, "torch.load", "load_of_torch")
 load_of_numpy = _wrapped(np.load, "numpy", load_numpy, "numpy.load", "load_of_numpy")
 fromfile_of_numpy = _wrapped(np.fromfile, "numpy", from_file, "numpy.fromfile", "fromfile_of_numpy")
 
 #: Functions of packages that a program may import: the module that offers them, their name, and what answers.
-_OF_PACKAGES: tuple[tuple[str, str, Callable[..., Any]], ...] = (
+OF_PACKAGES: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("safetensors.torch", "load_file", load_safetensors),
     ("soundfile", "read", read_sound),
     ("torchaudio", "load", load_torchaudio),
@@ -126,7 +132,7 @@ def _converting(original: Any) -> Any:
 
 
 #: Methods that are answered; each is given itself, or the class, as the first argument.
-_METHODS = (
+METHODS = (
     ("PIL.Image", "Image", "convert", _converting),
     ("numpy", "memmap", "__new__", partial(_answered_natively, map_file, "numpy.memmap")),
     ("soundfile", "SoundFile", "read", partial(_answered_natively, read_from, "soundfile.SoundFile.read")),
@@ -143,9 +149,9 @@ def _find(patches: Patches) -> None:
     look_at_settings()
     compose_hook.find(patches)
     images.find(patches, _answered_natively)
-    add_methods(patches, _METHODS, in_worker)
+    add_methods(patches, METHODS, in_worker)
     opencv.find(patches, _answered_natively)
-    for home, name, answer in _OF_PACKAGES:
+    for home, name, answer in OF_PACKAGES:
         if home not in _of_packages and (module := sys.modules.get(home)) is not None and hasattr(module, name):
             _of_packages[home] = _wrapped(getattr(module, name), home, answer, f"{home}.{name}"), module
     for ours, module in ((load_of_torch, torch), (load_of_numpy, np), (fromfile_of_numpy, np), *_of_packages.values()):

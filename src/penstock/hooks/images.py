@@ -20,7 +20,9 @@ from penstock.recipe.patches import Patches, in_worker, wrap
 
 _Operator: Any = torch._ops.OpOverloadPacket
 _UNCHANGED, _GRAY, _RGB = 0, 1, 3  # ImageReadMode of both libraries
-_OF_TORCHCODEC = ("decode_jpeg", "decode_png", "decode_webp", "decode_gif", "decode_avif")
+#: Operators of torchvision.io, and functions of torchcodec.decoders, that are answered.
+OF_TORCHVISION = ("decode_image", "decode_jpeg")
+OF_TORCHCODEC = ("decode_jpeg", "decode_png", "decode_webp", "decode_gif", "decode_avif")
 #: What an orientation in a file's Exif may have a library do to the image.
 _TURNS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
     lambda image: image,
@@ -52,13 +54,13 @@ def find(patches: Patches, asking: Callable[[Callable[..., Any], str, Any], Call
 
     asking: returns what asks an answer first, and then an original; it counts the calls under a name.
     """
-    for name in ("decode_image", "decode_jpeg") if "torchvision.io.image" in sys.modules else ():
+    for name in OF_TORCHVISION if "torchvision.io.image" in sys.modules else ():
         operator = getattr(torch.ops.image, name, None)
         if type(operator) is _Operator:
             answer = asking(_answer_of(operator), f"torchvision.io.{name}", operator)
             patches.add_value(torch.ops.image, name, operator, Standing(operator, answer))
     codec = sys.modules.get("torchcodec.decoders._image_decoders")
-    for name in _OF_TORCHCODEC if codec is not None else ():
+    for name in OF_TORCHCODEC if codec is not None else ():
         operator, held = getattr(codec, f"_{name}", None), (codec, f"_{name}")
         if isinstance(operator, torch._ops.OpOverload) and held not in patches:
             answer = _answer_of(operator, turns=True) if name == "decode_jpeg" else _not_jpeg

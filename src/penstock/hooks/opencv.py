@@ -136,7 +136,7 @@ def _alike(data: Any, flags: int) -> bool:
 
 # --- what stands in the place of OpenCV's functions -------------------------------------------------------------------
 
-_ANSWERS: dict[str, Callable[..., Any]] = {"imread": read_file, "imdecode": decode_bytes}
+ANSWERS: dict[str, Callable[..., Any]] = {"imread": read_file, "imdecode": decode_bytes}
 _OURS = "_in_workers"
 _made: dict[str, Any] = {}
 
@@ -149,7 +149,7 @@ def find(patches: Patches, asking: Callable[[Callable[..., Any], str, Any], Call
     cv2: Any = sys.modules.get("cv2")
     if not hasattr(cv2, "__path__"):  # while it is imported, the name means a module that it copies from
         return
-    for name, answer in _ANSWERS.items():
+    for name, answer in ANSWERS.items():
         original = getattr(cv2, name, None)
         if not isinstance(original, BuiltinFunctionType) or not is_original(original, "cv2", name):
             continue
@@ -168,7 +168,7 @@ def __getattr__(name: str) -> Any:
     OpenCV's function does not say which module it is from: outside of passes pickle must not find it here.
     """
     original = name.removesuffix(_OURS)
-    if original not in _ANSWERS:
+    if original not in ANSWERS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(importlib.import_module("cv2"), original)
     theirs = original_of(found) if name == original else None

@@ -48,7 +48,7 @@ def item(program: Program, holder: Any, at: Value) -> Value:
     """Return the item of a container or an array that a value says."""
     if type(holder) in (list, tuple, range, dict):
         if type(at.example) is bool or dtype_of(at.example) is torch.bool or not _is_plain(at.example):
-            raise NotIndexing("is no index")
+            raise NotIndexing("is not an index")
         example = holder[at.example]
         return program.add(
             lambda columns: column_of([holder[key] for key in objects_of(columns, at)], example), example
@@ -70,13 +70,13 @@ def _is_plain(key: Any) -> bool:
 
 
 def as_numbers(program: Program, value: Value) -> Value:
-    """Return a value that is an index as a column of int64. Raises NotIndexing for what is not an index."""
+    """Return a value that is an index as a column of int64. Raises NotIndexing for anything else."""
     dtype = dtype_of(value.example)
     whole = dtype in (torch.int64, torch.int32, torch.int16, torch.int8) or (
         isinstance(value.example, np.integer) and dtype is torch.uint8  # a tensor of uint8 is a mask
     )
     if not whole or not is_number(value.example):
-        raise NotIndexing("is no whole number to index by")
+        raise NotIndexing("is not a whole number to index by")
     if dtype is torch.int64:
         return value
     return program.add(lambda columns: columns[value.slot].to(torch.int64), np.int64(value.example), fails=False)
@@ -88,7 +88,7 @@ def window(program: Program, array: Any, begin: Value, end: Any) -> Value:
         raise NotIndexing("is a slice whose length may differ from sample to sample")
     length = end.line[2] - begin.line[2]
     if length <= 0 or not is_array(array):
-        raise NotIndexing("is no slice of rows of an array")
+        raise NotIndexing("is not a slice of rows of an array")
     if begin.example < 0 or begin.example + length > len(array):
         raise NotIndexing("is cut off at an end")
     return program.gather(array, begin, array[begin.example : begin.example + length], length)

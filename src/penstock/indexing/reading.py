@@ -89,7 +89,7 @@ class Reader:
         self._nodes, self._frames = 0, list[_Frame]()
         method = self._attribute(dataset, "__getitem__")
         if not isinstance(method, Method):
-            raise NotIndexing(f"{type(dataset).__name__}.__getitem__ is no function")
+            raise NotIndexing(f"{type(dataset).__name__}.__getitem__ is not a function")
         self.reads.lacks(vars(dataset), "__getitems__")
         self.sample = self._call_function(method.function, [dataset, self.program.index], {})
 
@@ -378,7 +378,7 @@ class Reader:
                 raise NotIndexing("is found in its own way")
             return value
         if type(own) is not dict or name not in own:
-            raise NotIndexing("is no attribute of the object's own")
+            raise NotIndexing("is not an attribute of the object itself")
         # The dataset itself is not held.
         find = own.get if owner is self._dataset() else partial(_held_by, owner)
         return self.reads.item(own, name, own[name], find)

@@ -54,7 +54,7 @@ class ProcessName(NamedTuple):
 
 
 def live_folder() -> Path | None:
-    """Return the folder, which may not exist yet; None when the user has no home folder."""
+    """Return the folder, which may not exist yet; None: there is no cache folder."""
     return folder_of("live")
 
 

@@ -19,6 +19,7 @@ import operator
 import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from time import perf_counter, time as wall_clock
 from typing import Any
 
@@ -119,6 +120,7 @@ class Publisher:
         self._began: float | None = None  # by time.time()
         self._every = EVERY
         self._name: ProcessName | None = None
+        self._folder: Path | None = None  # where the file lies
         self._lock = threading.Lock()
         self._writing = threading.Lock()
 
@@ -149,12 +151,15 @@ class Publisher:
         try:
             self._due = float("inf")
             began, folder = perf_counter(), live_folder()
+            if self._folder not in (None, folder):  # the program has called penstock.cache_folder
+                self._remove_file()
             if folder is None:
                 return
-            if self._name is None:
+            if self._folder is None:
                 name = this_process()
                 remove_stale(folder)
-                self._name = name
+                self._name, self._folder = name, folder
+            assert self._name is not None
             write(folder, self._name, self._snapshot())
             self._every = max(EVERY, _SHARE * (perf_counter() - began))
             self._due = now + self._every
@@ -184,8 +189,13 @@ class Publisher:
     def remove(self) -> None:
         """Remove the file, and write no more."""
         self._due = float("inf")
-        if self._name is not None and self.is_of_this_process() and (folder := live_folder()) is not None:
-            remove(folder, self._name)
+        if self.is_of_this_process():
+            self._remove_file()
+
+    def _remove_file(self) -> None:
+        if self._folder is not None and self._name is not None:
+            remove(self._folder, self._name)
+        self._folder = None
 
 
 _publisher: Publisher | None = None

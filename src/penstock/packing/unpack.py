@@ -96,7 +96,7 @@ def _write(root: int, target: str, name: str, data: bytes, made: set[str], datas
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(name, flags, 0o666, dir_fd=root)
     try:
-        with full_disk_named(target, lambda: len(data), "for this file alone "):
+        with full_disk_named(target, lambda: len(data), "for this file "):
             write_all(descriptor, data)
     except OSError:
         with suppress(OSError):

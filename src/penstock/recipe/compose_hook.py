@@ -220,7 +220,7 @@ def _why_left(transform: Any, foreign: bool, run: Run | None, image: Any) -> str
     if isinstance(image, torch.Tensor):
         if not is_tensor_image(image) or lie_side_by_side(image) is None:
             return "the image is a tensor of another dtype, size or layout"
-        return f"{name} alone gains nothing"
+        return f"{name} by itself gains nothing"
     if not isinstance(image, Image.Image):
         inside = _picture_in(image)
         if inside is None:
@@ -368,7 +368,7 @@ def _call_of_one(original: Any) -> Any:
     return call
 
 
-_METHODS: tuple[Row, ...] = (
+METHODS: tuple[Row, ...] = (
     (V1, "Compose", "__call__", partial(_call_of_list, False)),
     (V2, "Compose", "forward", partial(_call_of_list, True)),
     (V1, "RandomResizedCrop", "forward", _call_of_one),
@@ -382,4 +382,4 @@ _METHODS: tuple[Row, ...] = (
 def find(patches: Patches) -> None:
     """Add the methods of what is imported of torchvision."""
     look_again()
-    add_methods(patches, _METHODS, in_worker)
+    add_methods(patches, METHODS, in_worker)

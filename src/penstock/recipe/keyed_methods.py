@@ -40,7 +40,7 @@ def of_sample(seed: int, epoch: int, sample: int, position: int) -> Iterator[Non
 
 
 def _find(patches: Patches) -> None:
-    for module, rows in _METHODS.items():
+    for module, rows in METHODS.items():
         made = ((module, kind, method, partial(_hook_before, instead)) for kind, method, instead in rows)
         add_methods(patches, made, drawing.is_keyed)
 
@@ -79,4 +79,4 @@ def _by_module() -> dict[str, list[tuple[str, str, Callable[..., Any]]]]:
 
 #: By module: classes with a method that draws, and what is called in its place, with the draws and the original method
 #: before its arguments, whose names are the same.
-_METHODS = _by_module()
+METHODS = _by_module()

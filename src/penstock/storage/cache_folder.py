@@ -25,7 +25,7 @@ from typing import Any
 
 from penstock.errors import InvalidOption, OutOfSpace
 from penstock.storage.durable import FULL, free_bytes
-from penstock.system.cache_folder import folder_of
+from penstock.system.cache_folder import folder_of, why_nowhere
 from penstock.system.locks import HeldFile as HeldFile, lock_file, unlock_file
 from penstock.system.private_folder import delete_unheld, files_in, has_name, open_own_file, private_folder
 from penstock.system.urls import local_folder
@@ -79,7 +79,7 @@ class CacheFolder:
     def __init__(self, folder: str | os.PathLike[str] | None = None, limit: int = DEFAULT_LIMIT) -> None:
         path = folder_of("shards") if folder is None else Path(local_folder(folder, "cache_folder"))
         if path is None:
-            raise InvalidOption("the user has no home folder, where shards would be kept: give cache_folder=")
+            raise InvalidOption(f"shards and row groups are kept in a folder, and {why_nowhere()}: give cache_folder=")
         self.path = path.absolute()
         self.limit = limit
         opened = contextlib.ExitStack()

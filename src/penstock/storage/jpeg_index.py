@@ -19,7 +19,7 @@ from typing import Any
 
 import penstock._native as _native
 from penstock.stats import IndexCounts
-from penstock.system.cache_folder import MAX_BYTES, folder_of
+from penstock.system.cache_folder import MAX_BYTES, folder_of, why_nowhere
 from penstock.system.private_folder import delete_unheld, files_in, open_own_file, private_folder
 from penstock.system.words import counted
 
@@ -139,7 +139,7 @@ def _opened(photos: Photos) -> _Held | None:
     slot, path = photos.slot_bytes(MAX_BYTES), folder_of(KIND)
     if not slot:
         return None
-    why = "the user has no home folder"
+    why = why_nowhere() if path is None else ""
     if path is not None:
         try:
             with private_folder(path.absolute()) as folder:

@@ -1,7 +1,7 @@
-"""Arrays kept in the user's cache folder between starts: one uncompressed .npz an entry, which may be deleted.
+"""The user's cache folder, and arrays kept in it between starts: one uncompressed .npz an entry.
 
-What is kept only saves time, or makes possible what else is refused: an entry that is damaged, is not this user's or
-cannot be written is as good as none.
+What is kept may be deleted. It only saves time, or makes possible what else is refused: an entry that is damaged, is
+not this user's or cannot be written is as good as none.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.errors import InvalidOption
 from penstock.system.locks import HeldFile, lock_file
 from penstock.system.private_folder import open_own_file, private_folder
+from penstock.system.urls import local_folder
 
 #: The most files and bytes that one folder keeps; the oldest used go first.
 MAX_FILES = 64
@@ -30,8 +32,44 @@ _STALE_TEMPORARY_S = 3600  # a writer that died left it, or a lock that nobody h
 _PATIENCE_S = 300.0
 
 
+# --- which folder ----------------------------------------------------------------------------------------------------
+
+_NO_CACHE, _CACHE_DIR = "PENSTOCK_NO_CACHE", "PENSTOCK_CACHE_DIR"
+_UNSET: Any = object()
+
+
+class _Chosen:
+    """What the program chose by `cache_folder`."""
+
+    path: Path | None = _UNSET
+
+
+def cache_folder(path: str | os.PathLike[str] | None) -> None:
+    """Set the folder in which Penstock keeps files between runs, or switch it off.
+
+    The call holds for this process and for the processes that it forks, from then on, and precedes the environment
+    variables PENSTOCK_NO_CACHE and PENSTOCK_CACHE_DIR. A dataset and a loader ask for the folder when they are made
+    and when a pass begins, so call it first. See docs/cache.md.
+
+    Args:
+        path: the folder, which is made where it does not exist, for this user only; None: no file is kept.
+
+    Raises:
+        InvalidOption: path is not the path of a folder of this machine.
+    """
+    if path is not None and not isinstance(path, str | os.PathLike):
+        raise InvalidOption(f"cache_folder({path!r}): give the path of a folder, or None to keep no files")
+    _Chosen.path = None if path is None else Path(os.path.abspath(local_folder(path, "cache_folder")))
+
+
 def folder_of(kind: str) -> Path | None:
-    """Return the folder of one kind of entries, which may not exist yet; None when the user has no home folder."""
+    """Return the folder of one kind of entries, which may not exist yet; None: none is kept (`why_nowhere`)."""
+    if _Chosen.path is not _UNSET:
+        return None if _Chosen.path is None else _Chosen.path / kind
+    if _switched_off():
+        return None
+    if named := os.environ.get(_CACHE_DIR, ""):
+        return Path(os.path.abspath(os.path.expanduser(named)), kind)
     base = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):  # the XDG rule: a relative path is ignored
         try:
@@ -39,6 +77,20 @@ def folder_of(kind: str) -> Path | None:
         except RuntimeError:
             return None
     return Path(base, "penstock", kind)
+
+
+def why_nowhere() -> str:
+    """Return why there is no cache folder, where `folder_of` returns None."""
+    if _Chosen.path is None:
+        return "penstock.cache_folder(None) has switched the cache folder off"
+    return f"{_NO_CACHE} has switched the cache folder off" if _switched_off() else "the user has no home folder"
+
+
+def _switched_off() -> bool:
+    return os.environ.get(_NO_CACHE, "").lower() not in ("", "0", "false", "no", "off")
+
+
+# --- entries ---------------------------------------------------------------------------------------------------------
 
 
 def entry(kind: str, key: bytes) -> Path | None:

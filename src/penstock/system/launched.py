@@ -32,7 +32,8 @@ def launched_as() -> tuple[int, int] | None:
     rank, world = (os.environ.get(name, "").strip() for name in ("RANK", "WORLD_SIZE"))
     if rank and world:
         if not (rank.isdecimal() and world.isdecimal() and int(rank) < int(world)):
-            raise InvalidOption(f"shard='auto': RANK={rank} and WORLD_SIZE={world} are no rank and number of ranks")
+            said = f"RANK={rank} and WORLD_SIZE={world} are not a rank and a number of ranks"
+            raise InvalidOption(f"shard='auto': {said}")
         for name, bound in (("LOCAL_RANK", int(rank)), ("LOCAL_WORLD_SIZE", int(world))):
             local = os.environ.get(name, "").strip()
             if local.isdecimal() and int(local) > bound:

@@ -117,7 +117,7 @@ def _function_of(collate_fn: Any) -> tuple[FunctionType, bool]:
     called = getattr(type(collate_fn), "__call__", None)  # noqa: B004
     if type(called) is FunctionType and is_users(type(collate_fn)) and hasattr(collate_fn, "__dict__"):
         return called, True
-    raise ValueError("it is no function of the user's")
+    raise ValueError("it is not a function of the user's")
 
 
 _read: weakref.WeakKeyDictionary[CodeType, _Program | None] = weakref.WeakKeyDictionary()

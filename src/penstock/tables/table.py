@@ -49,7 +49,7 @@ class Table(Dataset[dict[str, Any]]):
 
     Args:
         data: a file, a glob, a folder, a URL (s3://bucket/folder/*.parquet, gs://, az://, https://), or a list of
-            these. A folder stands for the .parquet, .arrow and .feather files in it, at any depth, in the order of
+            these. A folder means the .parquet, .arrow and .feather files in it, at any depth, in the order of
             their names.
         columns: the names of the columns, in the order of the sample's keys; None: all.
         filters: rows to keep, as pyarrow has them: a list of (column, operator, value), a list of such lists, or an
