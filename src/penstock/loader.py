@@ -70,11 +70,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     Args:
         num_workers: native threads, or workers of `worker_method` where Python reads the dataset. None (the default):
             as many threads as CPUs this process may use, and 0 worker processes, as in torch. 0: the caller's thread.
-        seed: makes the order a function of (seed, epoch), and every random draw one of (seed, epoch, sample, position),
-            where position is the sample's place in the epoch's order: the same batches for any number of workers and
-            ranks and after any resume. A warning names draws of the dataset that the seed does not reach. None: order
-            and draws follow torch's global generator, or `generator`, as in torch's loader; native random transforms
-            are functions of a seed drawn for the pass.
+        seed: makes the order a function of (seed, epoch), and every random draw a function of (seed, epoch, sample,
+            position), where position is the sample's place in the epoch's order. The batches are the same for any
+            number of workers and ranks, and after any resume. A warning names draws of the dataset that the seed does
+            not reach. None: order and draws follow torch's global generator, or `generator`, as in torch's loader;
+            native random transforms are functions of a seed drawn for the pass.
         worker_method: who reads a dataset that only Python can read. None: torch's worker processes, with
             known transforms done natively. "process": the same, with nothing native. "thread": threads of this
             process, each with a copy of the dataset's Python objects; tensors and arrays are shared. "auto": the faster
@@ -418,7 +418,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return super().__len__() if steps is None else steps
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next pass epoch number `epoch`; without it each pass is the next one. Reaches a user's sampler too.
+        """Make the next pass epoch number `epoch`. Without this call each pass is the next epoch.
+
+        The call reaches a sampler of your own too.
 
         A pass that has begun, and has handed out nothing, becomes one of that epoch: Lightning calls iter() first.
         Raises InvalidOption for a negative epoch, TypeError for anything but an integer.
@@ -451,7 +453,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
         It counts the batches that were handed out, not those that were read ahead; a batch whose error was raised
         counts once a later one was handed out. A dataset with a state_dict() of its own adds its states. The first call
-        goes through the IDs of the dataset, for its fingerprint.
+        reads the IDs of the dataset, for its fingerprint.
         """
         kept = self._iterator is not None and self.persistent_workers
         return self._checkpoint.state_dict(self._settings(), iterator_kept=kept)
@@ -466,8 +468,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
         Args:
             state: of state_dict(). Of a Hugging Face IterableDataset also the list of the states of all ranks.
-            on_change: of the dataset since. "raise": an error says how. "continue": the epoch continues with the
-                present dataset, from its start, or in the middle where it is known which samples are left.
+            on_change: what happens where the dataset has changed since. "raise": an error says how it differs.
+                "continue": the epoch continues with the present dataset, from its start, or in the middle where it is
+                known which samples are left.
 
         Raises:
             InvalidOption: a state of another seed, another order or another format; on_change="continue" where it is

@@ -229,7 +229,7 @@ def test_compare_of_a_program_that_imports_penstock(tmp_path: Path, penstock_run
 @pytest.mark.parametrize(
     ("more", "end"),
     [
-        ({"steady_waited": 0.1}, '. Write "from penstock import DataLoader" in the place of torch\'s'),
+        ({"steady_waited": 0.1}, '. Write "from penstock import DataLoader" instead of torch\'s'),
         ({"steady_waited": 3.0}, ". Keep torch's loader here"),
         ({"worked": 1.05}, ". Changing the import line gives nothing here"),
         (

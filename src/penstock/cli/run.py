@@ -381,7 +381,7 @@ def gained(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
         return f"{said}. {'Write torch' if times < 1 else 'Keep Penstock'}'s loader here"
     if times < 1:
         return f"{said}. Keep torch's loader here"
-    return f'{said}. Write "from penstock import DataLoader" in the place of torch\'s'
+    return f'{said}. Write "from penstock import DataLoader" instead of torch\'s'
 
 
 def _times(name: str, before: float, after: float) -> Row:

@@ -120,7 +120,7 @@ def run_within_memory(
     parameter share besides the batch, it gets the samples of the micro-batch over those of the batch.
 
     undo= reverts the effects of a failed try, and then the whole batch is run again. Results are kept until the last
-    part is done: return loss.item(). Under DistributedDataParallel one rank alone must not split: use
+    part is done: return loss.item(). Under DistributedDataParallel a single rank must not split: use
     find_batch_size().
 
     Args:

@@ -29,17 +29,16 @@ _wav = _native.WavLoader(
 
 
 class AudioFolder(Dataset[Any]):
-    """Sounds as waveforms: float32, shape (channels, frames), of integers divided by their largest magnitude.
+    """Sounds as waveforms of float32, shape (channels, frames). Integers are divided by their largest magnitude.
 
-    WAV files (integers of 8, 16, 24 and 32 bits, floats of 32) are read by the native core, of a cut only its range;
-    all others by soundfile. A sample is (waveform, label), or the waveform where there are no labels.
+    The native core reads WAV files (integers of 8, 16, 24 and 32 bits, floats of 32), and of a cut only its range.
+    soundfile reads all other files. A sample is (waveform, label), or the waveform where there are no labels.
 
     Args:
         root: a folder that holds each class as one folder, ``root/class/.../name.wav``; or a list of files.
         labels: a label for each file of a list.
-        seconds: the length of each waveform. Of a longer sound a part is taken at a random place, which with the
-            loader's seed= is a function of (seed, epoch, sample, position); a shorter one is padded with zeros behind.
-            None: all of each sound.
+        seconds: the length of each waveform. A longer sound is cut at a random place, which with the loader's seed= is
+            a function of (seed, epoch, sample, position). Zeros follow a shorter one. None: all of each sound.
         sampling_rate: frames a second that each file must have; None: those of the first file.
         transform: called with the waveform.
         target_transform: called with the label.
