@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections import deque
@@ -115,8 +114,6 @@ class Pass(_BaseDataLoaderIter):
         started = perf_counter()
         carrier, queue, batch = self.carrier, self._queue, None  # close(), in another thread, makes another queue
         try:
-            if carrier.pid != os.getpid():
-                raise RuntimeError("the workers of this iterator belong to the parent process of this fork")
             if carrier.prepare(queue, first=not self._num_yielded):
                 self._ask_again(queue)
             while batch is None:
