@@ -34,7 +34,7 @@ class Pass(_BaseDataLoaderIter):
     """One pass over the data: an iterator of batches, which a carrier makes.
 
     For programs that ask it is one of torch's by its class; it shares none of its code. Several threads may call
-    next(): each gets whole batches. After an error it goes on with the next batch. After an interrupt (Ctrl-C, in any
+    next(): each gets whole batches. After an error it continues with the next batch. After an interrupt (Ctrl-C, in any
     line of next()) each next() raises RuntimeError. It ends its threads when it is exhausted (unless it is persistent),
     closed or dropped.
 
