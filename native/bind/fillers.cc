@@ -33,7 +33,7 @@ using Images = nb::ndarray<const std::uint8_t, nb::device::cpu>;
 using ByteArray = nb::ndarray<nb::numpy, const std::uint8_t, nb::c_contig, nb::device::cpu>;
 
 // A filler that reads an array which Python owns, and keeps it. That keeps its memory too, unless somebody exchanges
-// the memory of the very array, as Tensor.share_memory_() does: it is read only while the caller is in next().
+// the array's memory, as Tensor.share_memory_() does: it is read only while the caller is in next().
 template <class Reader>
 class Owning final : public Filler {
  public:

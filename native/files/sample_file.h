@@ -34,7 +34,7 @@ class SampleFile {
   // The same of a file that it owns.
   static SampleFile part(UniqueFd file, std::uint64_t offset, std::uint64_t length) noexcept;
 
-  // The same of bytes that have this CRC-32C, which goes on from that of others `before` them. None is given before all
+  // The same of bytes that have this CRC-32C, which continues that of others `before` them. None is given before all
   // were compared: a readv() with room for all compares them where it puts them; any other read first brings all of them
   // into memory. To every read they fail where the CRC-32C is another one, or the file ends before.
   static SampleFile checked(SampleFile part, std::uint32_t crc32c, std::uint32_t before = 0) noexcept;
@@ -83,7 +83,7 @@ class SampleFile {
   bool part_ = false;
   bool checked_ = false;      // a part with a checksum
   std::uint32_t crc32c_ = 0;  // of a part that has one
-  std::uint32_t before_ = 0;  // the CRC-32C that it goes on from
+  std::uint32_t before_ = 0;  // the CRC-32C that it continues
   std::uint64_t offset_ = 0;  // of a part, in the file
   std::uint64_t length_ = 0;  // of a part
   std::uint64_t bytes_read_ = 0;

@@ -102,7 +102,7 @@ JpegDecoder::State::State(const jpeg::Kernels& kernels) : sequential(kernels) {
     const bool memory = code == JERR_OUT_OF_MEMORY || code == JERR_NO_BACKING_STORE;
     fail(info, memory ? "out of memory" : "libjpeg: corrupt data");
   };
-  // Level -1 is a warning: the data are damaged. Pillow goes on, so Pillow shall. Other levels are traces.
+  // Level -1 is a warning: the data are damaged. Pillow continues, so Pillow shall. Other levels are traces.
   errors.base.emit_message = [](j_common_ptr info, int level) {
     if (level < 0) fail(info, "libjpeg: corrupt data");
   };
@@ -249,7 +249,7 @@ void JpegDecoder::State::read_rows(State& s) {
 int JpegDecoder::components() const noexcept { return state_->cinfo.num_components; }
 
 // Every error of libjpeg's is in what the markers say, which jpeg_start_decompress() has looked at as a whole where one
-// scan is all; of damaged data it warns, and Pillow goes on.
+// scan is all; of damaged data it warns, and Pillow continues.
 Outcome JpegDecoder::certify(std::size_t& end) noexcept {
   State& s = *state_;
   if (!s.opened) return Outcome::to_python("JPEG: no image is open");

@@ -20,7 +20,7 @@ class EntropyCodedSegment {
   // Bytes that may be read behind each position at which has_room() was true.
   static constexpr std::size_t kMargin = 1536;
 
-  // The segment goes on at data[at], at bit `skip` (0 to 7) of it.
+  // The segment continues at data[at], at bit `skip` (0 to 7) of it.
   void start(std::span<const std::uint8_t> data, std::size_t at, unsigned skip) noexcept;
 
   // Whether kMargin bytes of this segment follow in the buffer, or more of it than was read so far and then its end.

@@ -1,4 +1,4 @@
-// Where an entropy decoder stands before the first MCU of a row: what it needs to go on there without the rows above.
+// Where an entropy decoder stands before the first MCU of a row: what it needs to continue there without the rows above.
 //
 // Threads: plain values. Memory: RowStates owns its states.
 #pragma once

@@ -19,7 +19,7 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kLook{20}, kWake{1};
-constexpr int kKept = 10;  // looks for which it goes on behind one that has seen a wait
+constexpr int kKept = 10;  // looks for which it continues behind one that has seen a wait
 constexpr std::uint64_t kShare = 20;  // one part in so many of the time is much
 
 }  // namespace

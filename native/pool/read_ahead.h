@@ -37,7 +37,7 @@
 
 namespace penstock {
 
-// The file of a sample, and who reads it.
+// The file of a sample, and what reads it.
 struct ReadSlot {
   enum State : std::uint8_t { idle, worker, reading, ready, taken };
 

@@ -142,7 +142,7 @@ class Filler {
   virtual void stage(std::size_t local, std::uint8_t* to) const noexcept { static_cast<void>(local), static_cast<void>(to); }
 
  protected:
-  // The processor's own prefetcher goes on after kPrefetchBytes.
+  // The processor's prefetcher continues after kPrefetchBytes.
   static void prefetch_bytes(const std::uint8_t* data, std::size_t bytes) noexcept {
     for (std::size_t offset = 0; offset < std::min(bytes, kPrefetchBytes); offset += kCacheLine)
       __builtin_prefetch(data + offset);

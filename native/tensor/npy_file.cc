@@ -37,7 +37,7 @@ const char* NpyFile::read(std::span<const std::uint8_t> bytes) noexcept {
 
 // One call reads the file, its elements straight into the room. False where it is another one than was guessed.
 bool NpyFile::read_guessed(int fd, std::uint64_t start, std::uint8_t* room) noexcept {
-  std::uint8_t behind = 0;  // a file that goes on is read by the other way
+  std::uint8_t behind = 0;  // a file that continues is read by the other way
   const std::array<iovec, 3> parts{{{head_.data(), guess_.offset}, {room, guess_.bytes}, {&behind, 1}}};
   const std::size_t size = guess_.offset + guess_.bytes;
   const ssize_t n = ::preadv(fd, parts.data(), static_cast<int>(parts.size()), static_cast<off_t>(start));

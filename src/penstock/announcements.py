@@ -1,4 +1,4 @@
-"""Who is told of loaders: the loader's module announces them here, and imports none of those who listen above it."""
+"""Listeners for loaders: the loader's module announces them here, and imports none of the listeners above it."""
 
 from __future__ import annotations
 

@@ -606,7 +606,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
 
 def reader_of(chosen: Plan | None) -> str:
-    """Return who reads by a plan. None: torch gathers rows."""
+    """Return what reads by a plan. None: torch gathers rows."""
     return "Python" if isinstance(chosen, PythonPlan) else "native threads"
 
 

@@ -39,7 +39,7 @@ STORED = 512
 
 
 class Workers(StrEnum):
-    """Who makes the batches of a loader."""
+    """What makes the batches of a loader."""
 
     CALLER = "the caller's thread"
     NATIVE = "native threads"

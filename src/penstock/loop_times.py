@@ -85,7 +85,7 @@ class LoopLabel(NamedTuple):
     """The batch size, None where a batch_sampler makes the batches; or how they are made, in words."""
     workers: int
     reader: str
-    """Who reads the dataset."""
+    """What reads the dataset."""
     owner: Callable[[], Any]
     """Returns what counts for the loader, while the loader or one of its passes is there; else None."""
     read: Callable[[Any], Any]
@@ -206,7 +206,7 @@ class LoopClock(Observer):
             self.meter.look(begins=left is None)
 
     def failed(self, error: Exception) -> None:
-        """Take note that the loop goes on from here."""
+        """Take note that the loop continues from here."""
         self.meter.failed += 1
         self._left = perf_counter()
         if self._clock is not None:

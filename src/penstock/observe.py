@@ -38,7 +38,7 @@ class Delivery:
     read_by_python: Sequence[str] = ()
     """Why Python read some of its samples, where the native core reads the dataset."""
     bad: Sequence[Any] = ()
-    """The samples (BadSample) that a worker process found bad, and that others stand in for."""
+    """The samples (BadSample) that a worker process found bad, and that others replace."""
     begun: float = 0.0
     """When its making began, by time.perf_counter(); 0: that is not known."""
     in_flight: int = 0

@@ -222,7 +222,7 @@ def plan(
     caches: Caches | None = None,
     indexes: JpegIndexes | None = None,
 ) -> Plan:
-    """Decide who reads a dataset.
+    """Decide what reads a dataset.
 
     Args:
         dataset: what the loader was given.
@@ -259,7 +259,7 @@ def _why_python(dataset: object, batched: bool, collate_fn: object, worker_init_
 def _plan_known(
     dataset: object, batched: bool, collate_fn: object, worker_init_fn: object, raw: bool, kept: Kept
 ) -> Plan:
-    """Decide who reads a dataset of a class that an adapter serves."""
+    """Decide what reads a dataset of a class that an adapter serves."""
     refusal = refuse_options(batched, collate_fn, worker_init_fn)
     if refusal is None:
         found = _natively(dataset, raw, kept)

@@ -19,7 +19,7 @@ from penstock.system.urls import is_url
 
 
 class Method(Enum):
-    """Who calls a dataset that only Python can read."""
+    """What calls a dataset that only Python can read."""
 
     PROCESS = "process"
     THREAD = "thread"

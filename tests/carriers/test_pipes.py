@@ -96,8 +96,7 @@ def text(index: int) -> str:
     return str(index) * (SMALL, LARGE, HUGE)[index % 3]
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(("context", "persistent"), [("fork", False), ("fork", True), ("spawn", True)])
 def test_batches_of_all_sizes(context: str, persistent: bool) -> None:
     options: dict[str, Any] = dict(num_workers=2, multiprocessing_context=context, persistent_workers=persistent)
     assert_passes(penstock.DataLoader(Made(text, 60), batch_size=None, **options), [text(i) for i in range(60)])

@@ -88,7 +88,7 @@ def test_the_batches_of_workers_are_those_of_torchs_workers(kind: str) -> None:
 
 def test_random_tables_collators_and_options() -> None:
     gathered = 0
-    for seed in range(120):
+    for seed in range(60):
         draw = Draw(seed)
         data, collator = draw.part(draw.table(draw.randint(2, 24))), draw.collator()
         options = {"batch_size": draw.randint(1, 9), "shuffle": draw.some(0.7), "drop_last": draw.some(0.2)}
@@ -98,7 +98,7 @@ def test_random_tables_collators_and_options() -> None:
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {collator} of {data} with {options}") from error
         gathered += GATHERED in ours.explain()
-    assert gathered > 80
+    assert gathered > 40
 
 
 def test_a_masking_collator_draws_from_the_generator_of_its_process() -> None:

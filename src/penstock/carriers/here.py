@@ -170,7 +170,7 @@ class CallerPass(_BaseDataLoaderIter):
         self._lease, self._calls = Lease(calls.ANSWERED), self._meter.calls.of_this_thread()
 
     def _begin_stream(self, given: Any) -> None:
-        """Begin to iterate over the dataset. given: its state, which it goes on from; None: it has none."""
+        """Begin to iterate over the dataset. given: its state, which it continues from; None: it has none."""
         fetcher = self._dataset_fetcher
         if self._collate_fn is not default_collate:  # whose StopIteration is not the end of the samples
             fetcher.collate_fn = partial(sample_notes.collated, self._collate_fn, None)
@@ -337,11 +337,11 @@ class CallerPass(_BaseDataLoaderIter):
         else:
             note_sample(error, asked)
 
-    # --- who is told ------------------------------------------------------------------------------------------------
+    # --- observers --------------------------------------------------------------------------------------------------
 
     @property
     def observers(self) -> Observers:
-        """Who is told of the pass; where all of them can read what it counts, of its errors and its end only."""
+        """What is told of the pass; where all of them can read what it counts, of its errors and its end only."""
         return self._observers
 
     @observers.setter

@@ -105,8 +105,8 @@ class NativeCarrier(Carrier):
     def prepare(self, queue: deque[NativeBatch], *, first: bool) -> bool:
         self._waits_for_next = False
         # What must hold when a batch is asked for, before memory is read.
-        holds = self._plan.same_dataset if self._live and not self.reads_ahead else self._plan.same_memory
-        if self._worker is None and not holds():
+        unchanged = self._plan.same_dataset if self._live and not self.reads_ahead else self._plan.same_memory
+        if self._worker is None and not unchanged():
             self._read_in_python(queue)
         return False
 

@@ -30,7 +30,7 @@ _LARGEST = 1 << 48  # bytes of a message: more than that is not a header
 
 
 class MessagePickler(pickle.Pickler):
-    """multiprocessing's ForkingPickler, which makes a table for each message in the place of one for all."""
+    """multiprocessing's ForkingPickler, which makes a table for each message instead of one for all."""
 
     dispatch_table = multiprocessing.reduction.ForkingPickler(io.BytesIO()).dispatch_table
 

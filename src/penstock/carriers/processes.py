@@ -138,7 +138,7 @@ class ProcessCarrier(Carrier):
             self.in_order = self.in_order or streams.split.deals
         self._ended: set[int] = set()  # streams, in this pass
         self._exhausted: set[int] = set()  # workers of which nothing is asked any more
-        # The stream that is next: in a pass that goes on it may be another than the first.
+        # The stream that is next: in a pass that continues it may be another than the first.
         self._turn = streams.following if streams is not None and streams.given else 0
 
     def work_for(self, job: Job) -> None:
@@ -277,6 +277,7 @@ class ProcessCarrier(Carrier):
         return ProcessBatch()
 
     def prepare(self, queue: deque[ProcessBatch], *, first: bool) -> bool:
+        super().prepare(queue, first=first)
         if failure := self._processes.failure:
             raise WorkerDied(f"{failure} This iterator ended then: make a new one.")
         return first and self._copied is not None and self._send_or_restart(self._copied)

@@ -132,6 +132,7 @@ class ThreadCarrier(Carrier):
         return FetchedBatch()
 
     def prepare(self, queue: deque[FetchedBatch], *, first: bool) -> bool:
+        super().prepare(queue, first=first)
         if not first or self._staging is not None or not any(self._copied.changes()):
             return False
         self._crew.close()
@@ -192,9 +193,10 @@ class ThreadCarrier(Carrier):
     def _wait(self, queue: deque[FetchedBatch]) -> FetchedBatch:
         timeout, workers = self.resources.timeout, self.workers
         batches = [queue[0]] if self.in_order else list(queue)
-        if self._staging is not None and all(batch.waits_for_shards for batch in batches):
-            self._staging.wait_and_submit(batches[0], timeout, self._submit)
-        batches = [batch for batch in batches if not batch.waits_for_shards or batch.error is not None]
+        if self._staging is not None:
+            if all(batch.waits_for_shards for batch in batches):
+                self._staging.wait_and_submit(batches[0], timeout, self._submit)
+            batches = [batch for batch in batches if not batch.waits_for_shards or batch.error is not None]
         failed = next((batch for batch in batches if batch.error is not None), None)
         if failed is not None:
             return failed

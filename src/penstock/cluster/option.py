@@ -9,7 +9,7 @@ from typing import Any
 from penstock.errors import InvalidOption
 from penstock.system.words import bytes_in
 
-#: Batches that a filler is asked for at a time: one that it works on, one that is sent, and one to go on with.
+#: Batches that a filler is asked for at a time: one that it works on, one that is sent, and one to continue with.
 REQUESTS = 3
 
 

@@ -298,7 +298,7 @@ class Prepared:
         return dict(self._adapter.dl_state_dict)
 
     def load_state_dict(self, state_dict: Any, on_change: OnChange = "raise") -> None:
-        """Let the next pass go on where state_dict() was taken, prepared in the same way. Skipped samples are not read.
+        """Let the next pass continue where state_dict() was taken, prepared alike. Skipped samples are not read.
 
         Args:
             on_change: as of penstock.DataLoader.load_state_dict; "continue" at the beginning of an epoch only.

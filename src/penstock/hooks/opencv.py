@@ -134,7 +134,7 @@ def _alike(data: Any, flags: int) -> bool:
     )
 
 
-# --- what stands in the place of OpenCV's functions -------------------------------------------------------------------
+# --- what replaces OpenCV's functions ---------------------------------------------------------------------------------
 
 ANSWERS: dict[str, Callable[..., Any]] = {"imread": read_file, "imdecode": decode_bytes}
 _OURS = "_in_workers"

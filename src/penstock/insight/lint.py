@@ -46,7 +46,7 @@ class Remark:
 
 #: Python objects in one attribute that take this many bytes, or more, are worth a remark: each worker copies them.
 COSTLY_BYTES = 16 << 20
-#: How many elements of a container are weighed in the place of all, and how deep they are looked into.
+#: How many elements of a container are weighed instead of all, and how deep they are looked into.
 _SAMPLED, _WEIGHED_DEPTH = 500, 4
 _PAGE = 4096
 #: What Python keeps before each object that its garbage collector knows.

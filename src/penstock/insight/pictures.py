@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 Pixels = NDArray[np.uint8]
-#: What is shown in the place of elements that are not finite numbers.
+#: What is shown for elements that are not finite numbers.
 MAGENTA = (255, 0, 255)
 
 _CHANNELS, _LEAST_SIDE, _LEAST_PLAIN_SIDE = (1, 3, 4), 4, 8  # smaller matrices without channels are numbers

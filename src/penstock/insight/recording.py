@@ -50,7 +50,7 @@ class Loop:
         number: of the loop in its recording, from 1 on.
         loaders, passes, samples: that made a pass; that began; of all batches, 0 where their number is not known.
         background: a thread beside the main one called next().
-        read_by: who reads the dataset.
+        read_by: what reads the dataset.
         rows, spans, errors: in detail: the batches; the pieces of work of worker threads; when the loop got an error in
             a batch's place, and its type.
         explained: what explain() said last.

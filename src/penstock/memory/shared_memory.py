@@ -66,7 +66,7 @@ class SharedBlock:
 
 
 class State(Enum):
-    """Who may touch the block of a lease."""
+    """What may touch the block of a lease."""
 
     RESERVED = "reserved"
     """Nobody yet: no task names the block."""

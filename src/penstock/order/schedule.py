@@ -1,8 +1,8 @@
 """Which positions of an epoch's order each batch holds, on each rank.
 
 The order is one for all ranks: global batch g is the positions from g x (batch size x ranks) on, and is cut among the
-ranks. What comes after a position does not depend on how what came before it was cut, so that an epoch can go on with
-other ranks and another batch size.
+ranks. What comes after a position does not depend on how what came before it was cut, so that an epoch can continue
+with other ranks and another batch size.
 """
 
 from __future__ import annotations
@@ -291,7 +291,7 @@ class Arrivals:
 
 @dataclass(frozen=True)
 class Leftover:
-    """What a pass that goes on in the middle of an epoch has to hand out; by default all of it."""
+    """What a pass that continues in the middle of an epoch has to hand out; by default all of it."""
 
     start: int = 0
     """The position of the epoch that the pass begins at."""

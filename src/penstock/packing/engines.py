@@ -1,4 +1,4 @@
-"""Who writes the shards of a packing: threads of this process, or packers, which are actors of a Ray cluster."""
+"""What writes the shards of a packing: threads of this process, or packers, which are actors of a Ray cluster."""
 
 from __future__ import annotations
 

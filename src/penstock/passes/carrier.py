@@ -75,6 +75,8 @@ class Carrier:
         began: Lightning calls iter() before the hook in which programs set the epoch of a dataset. True: what they were
         asked for is forgotten, and begins again.
         """
+        if os.getpid() != self.pid:
+            raise RuntimeError("the workers of this iterator belong to the parent process of this fork")
         return False
 
     def depth(self, queue: deque[Any]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections import deque
@@ -35,7 +34,7 @@ class Pass(_BaseDataLoaderIter):
     """One pass over the data: an iterator of batches, which a carrier makes.
 
     For programs that ask it is one of torch's by its class; it shares none of its code. Several threads may call
-    next(): each gets whole batches. After an error it goes on with the next batch. After an interrupt (Ctrl-C, in any
+    next(): each gets whole batches. After an error it continues with the next batch. After an interrupt (Ctrl-C, in any
     line of next()) each next() raises RuntimeError. It ends its threads when it is exhausted (unless it is persistent),
     closed or dropped.
 
@@ -115,8 +114,6 @@ class Pass(_BaseDataLoaderIter):
         started = perf_counter()
         carrier, queue, batch = self.carrier, self._queue, None  # close(), in another thread, makes another queue
         try:
-            if carrier.pid != os.getpid():
-                raise RuntimeError("the workers of this iterator belong to the parent process of this fork")
             if carrier.prepare(queue, first=not self._num_yielded):
                 self._ask_again(queue)
             while batch is None:

@@ -16,7 +16,7 @@ from penstock.system.words import counted, size_of
 from penstock.workers.batch import BatchRequest
 
 #: Bytes that batches in flight may take before fewer are kept in flight: what stays in a last-level cache is filled
-#: faster. At least 3 always are in flight: one that the user waits for, one in work, one to go on with.
+#: faster. At least 3 always are in flight: one that the user waits for, one in work, one to continue with.
 IN_FLIGHT_BYTES = 16 << 20
 #: Batches in flight at the most, unless prefetch_factor= says otherwise.
 IN_FLIGHT = 8
@@ -33,7 +33,7 @@ class PassInput:
     seed: int
     epoch: int
     coming: Callable[[], Iterator[Indices]] | None = None
-    """Returns the indices of each batch, independently of `batches`, for who looks ahead; None: they are not known."""
+    """Returns the indices of each batch, independently of `batches`, for what looks ahead; None: they are not known."""
     samples: int = 0
     """Of the pass on all ranks, where they are known."""
     ready: Callable[[], bool] | None = None

@@ -7,7 +7,7 @@ memory of the image: no image is made between them, and Python's lock is release
 (encoded_image.py) no more is decoded than the first of them needs, in a Compose or called by themselves. All other
 transforms are called as ever.
 
-While a pass is open other methods stand in the place of those of torchvision's classes (patches.py); in any thread that
+While a pass is open other methods replace those of torchvision's classes (patches.py); in any thread that
 does not work for a loader they do what they did.
 """
 
@@ -316,7 +316,7 @@ def _reread(entry: _Entry, compose: Any, parts: Sequence[Any]) -> KnownTransform
     return entry.known
 
 
-# --- what stands in the place of torchvision's methods ----------------------------------------------------------------
+# --- what replaces torchvision's methods ------------------------------------------------------------------------------
 
 _NOT_FOLLOWED = "the Compose, or what its transforms call, was changed"
 

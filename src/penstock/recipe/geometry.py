@@ -215,7 +215,7 @@ def _crop_drawn_by_v2(transform: Any, height: int, width: int) -> Any:
     return drawn["top"], drawn["left"], drawn["height"], drawn["width"]
 
 
-# --- what is drawn for a keyed sample, in the place of torchvision's methods ------------------------------------------
+# --- what is drawn for a keyed sample, instead of by torchvision's methods --------------------------------------------
 
 
 def _keyed_resized_crop_of_v1(draws: _native.SampleDraws, original: Any, img: Any, scale: Any, ratio: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What stands in the place of methods of torchvision's transforms, so that they draw by sample in threads that do.
+"""What replaces methods of torchvision's transforms, so that they draw by sample in threads that do.
 
 While a lease on HOOKS is open other methods stand there: see drawing.py. In every other thread they do what they did. A
 function that is not torchvision's stays as it was.

@@ -26,7 +26,7 @@ from penstock.system.locks import ProcessLock
 #: Packages whose modules are not searched for functions that they have imported by name.
 _NOT_SEARCHED = frozenset({*sys.stdlib_module_names, "numpy", "torch"}) - {"__main__"}
 _originals: dict[int, tuple[Any, Any]] = {}
-"""By id() of a function or static method of ours: it, and the one that it stands in for."""
+"""By id() of a function or static method of ours: it, and the one that it replaces."""
 
 
 def wrap(
@@ -61,7 +61,7 @@ def _choosing(original: Any, instead: Any, active: Any, compiling: Any) -> Any:
 
 
 def original_of(function: Any) -> Any:
-    """Return what a function (or static method) of ours stands in for, or None where it is none of ours."""
+    """Return what a function (or static method) of ours replaces, or None where it is none of ours."""
     return _originals.get(id(function), (None, None))[1]
 
 

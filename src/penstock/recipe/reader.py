@@ -2,7 +2,7 @@
 
 A recipe gives what the transform followed by torch's default_collate gives, bit for bit; random parameters
 follow torchvision's distributions but are drawn by (seed, epoch, sample, position). No formula of torchvision's is
-copied: the table from pixel values to elements and the colours of padding are made by running the very transform
+copied: the table from pixel values to elements and the colours of padding are made by running the transform itself
 objects on the 256 values of a pixel.
 
 Penstock does not import torchvision: a program that has one of its transforms has imported it.

@@ -20,7 +20,7 @@ class Step:
     what: str
     """The step, a verb first."""
     who: str
-    """Who does it: 'native', 'Python' or 'device'."""
+    """What does it: 'native', 'Python' or 'device'."""
 
 
 @dataclass(frozen=True)

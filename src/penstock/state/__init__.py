@@ -1,1 +1,1 @@
-"""What was handed out, and how a pass goes on from there; which samples are bad."""
+"""What was handed out, and how a pass continues from there; which samples are bad."""

@@ -24,7 +24,7 @@ OnChange = Literal["raise", "continue"]
 
 
 class Checkpoint:
-    """What a loader's state is made of: the epoch, what the latest pass has handed out, the state to go on from.
+    """What a loader's state is made of: the epoch, what the latest pass has handed out, the state to continue from.
 
     Args:
         in_threads: called with the loader's settings, returns whether Python threads of this process read its dataset.
@@ -35,7 +35,7 @@ class Checkpoint:
         self.progress: Progress | None = None
         """Of the pass that began last."""
         self.resume: Mapping[str, Any] | None = None
-        """The state that the next pass goes on from."""
+        """The state that the next pass continues from."""
         self._in_threads = in_threads
         self._was_alone = False  # shard="auto" found no other ranks in the latest pass
         self._fingerprint: tuple[object, dict[str, Any]] | None = None  # a dataset, and its fingerprint
@@ -146,7 +146,7 @@ class Checkpoint:
         self.resume, self.progress = state, None
 
     def _checked(self, settings: Settings, state: Any, on_change: OnChange) -> dict[str, Any]:
-        """Return a state that this loader can go on from."""
+        """Return a state that this loader can continue from."""
         if on_change not in ("raise", "continue"):
             raise InvalidOption(f"on_change={on_change!r}: it is 'raise' or 'continue'")
         state = checked_state(state)
@@ -215,7 +215,7 @@ class Checkpoint:
             self._was_alone = alone
         before = self.progress
         if before is not None and before.named and not before.taken:
-            self.epochs.number = before.epoch  # set_epoch() meant this pass, if nobody goes on with the one before
+            self.epochs.number = before.epoch  # set_epoch() meant this pass, if nothing continues the one before
         return self._of_epoch(settings)
 
     def _of_epoch(self, settings: Settings) -> Progress:

@@ -29,7 +29,7 @@ class Progress(Observer):
 
     epoch: int
     left: Leftover = WHOLE
-    """What was left of the epoch when the pass began, by the state that it goes on from."""
+    """What was left of the epoch when the pass began, by the state that it continues from."""
     skipped: int = 0
     """Samples, or batches, of a user's sampler that the pass began behind."""
     drawn: dict[str, int] = field(default_factory=dict)

@@ -5,7 +5,7 @@ gives batches ahead of the user. So its state is noted behind each batch that it
 one behind the batch that was handed out last.
 
 An order that a sampler of torch's or the user's draws is known to that sampler only. Begun anew with its generators and
-its epoch as they were, the sampler gives the same order again: a loader's state holds these, and the pass that goes on
+its epoch as they were, the sampler gives the same order again: a loader's state holds these, and a pass that continues
 sets them before the sampler draws.
 """
 
@@ -60,7 +60,7 @@ class Origin:
     Args:
         sampler: of the loader; another one may be begun in its place, which draws from the same.
         generators: that it may draw from.
-        given: of as_state(), in the state that the pass goes on from; empty: it goes on from none.
+        given: of as_state(), in the state that the pass continues from; empty: it continues from none.
         inside: the pass begins behind the first item. Then the order was drawn before, and torch's global generator,
             which others draw from too, is left where it is.
     """
@@ -80,7 +80,7 @@ class Origin:
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
-        """Let the sampler draw within it, from what the state says that the pass goes on from."""
+        """Let the sampler draw within it, from what the state says that the pass continues from."""
         self._begun = True
         if self._before is not None:  # all is drawn, or the rest follows from what was
             yield
@@ -230,7 +230,7 @@ class SamplerStates:
     """The states of a sampler behind each batch of a pass. One thread takes batches, another hands them out.
 
     Args:
-        given: of as_state(), in the state that the pass goes on from.
+        given: of as_state(), in the state that the pass continues from.
         origin: of the order, where the sampler has no state_dict().
     """
 
@@ -245,7 +245,7 @@ class SamplerStates:
         """How many samples the sampler has given in this epoch."""
         self._ended = False
         self.pending: dict[str, Any] | None = None
-        """The sampler's state for the next pass, where this one goes on behind its last sample."""
+        """The sampler's state for the next pass, where this one continues behind its last sample."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the iterator: a copy of the loader begins another."""
@@ -334,7 +334,7 @@ def between_passes(sampler: Any) -> dict[str, Any] | None:
 
 
 def _restored(sampler: Any, given: Mapping[str, Any]) -> Any:
-    """Return the iterator of a sampler that goes on from a state: the sampler loads its part before iter()."""
+    """Return the iterator of a sampler that continues from a state: the sampler loads its part before iter()."""
     if "sampler" in given:
         restore(sampler, given["sampler"])
     iterator: Any = iter(sampler)

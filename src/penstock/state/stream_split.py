@@ -1,8 +1,8 @@
 """Which streams of a Hugging Face dataset a pass carries, in which turn: also by other workers and ranks than before.
 
 A pass of W workers on each of R ranks has W x R streams. In step s each rank hands out a batch of its next worker: the
-global order goes through the streams worker by worker, and in each through the ranks. A pass that goes on from a state
-carries the same streams to the end of the epoch, by whatever workers and ranks there are:
+global order goes through the streams worker by worker, and in each through the ranks. A pass that continues from a
+state carries the same streams to the end of the epoch, by whatever workers and ranks there are:
 
 - Where the new number of ranks divides the number of streams, each rank carries its share of them.
 - Else each rank carries all of them, and hands out every R-th batch, for which it reads R times as much.
@@ -123,7 +123,7 @@ def fresh_split(dataset: Any, workers: int) -> StreamSplit:
 
 
 def resumed_split(dataset: Any, own: Mapping[str, Any]) -> tuple[StreamSplit, dict[str, Any]]:
-    """Return the streams of a pass that goes on from a state, and the state as `Streams` takes it.
+    """Return the streams of a pass that continues from a state, and the state as `Streams` takes it.
 
     A stream that the state does not hold, because another rank carried it, is read from the start of the epoch: as many
     batches are dropped as its neighbour had handed out.

@@ -2,7 +2,7 @@
 
 A worker process adds the dataset's state to each batch that it makes (`Stream`), so that a loader's state
 holds the one behind the batch that was handed out last, however far the workers have read ahead. The rules are
-torchdata's: the iterator's state is taken; the dataset's too, where it is not its own iterator. When a pass goes on,
+torchdata's: the iterator's state is taken; the dataset's too, where it is not its own iterator. When a pass continues,
 the dataset's state is loaded first, then iter() is called, then the iterator's state is loaded.
 """
 
@@ -62,7 +62,7 @@ class Streams:
 
     Args:
         workers: how many; 0: the caller's thread.
-        given: of as_state(), in the state that the pass goes on from.
+        given: of as_state(), in the state that the pass continues from.
         resumed: a state was loaded, be it of the start.
         before: of the pass before, whose workers this one keeps.
         kept: the next pass has the same workers, with the dataset as they leave it.
@@ -231,7 +231,7 @@ def restore_dataset(dataset: Any, given: Entry | None) -> None:
 
 
 def restore_fetcher(fetcher: Any, given: Entry) -> None:
-    """Let torch's fetcher of an iterable dataset go on from a state."""
+    """Let torch's fetcher of an iterable dataset continue from a state."""
     iterator = _restored(fetcher.dataset, fetcher.dataset_iter, given)
     fetcher.ended = _has_ended(given)
     if not fetcher.ended:
@@ -243,7 +243,7 @@ def _has_ended(given: Entry) -> bool:
 
 
 def _restored(dataset: Any, iterator: Any, given: Entry) -> Any:
-    """Return the iterator of a pass that goes on from a state, of what iter() has returned."""
+    """Return the iterator of a pass that continues from a state, of what iter() has returned."""
     if "iterator" in given:
         restore(iterator, given["iterator"])
     if given.get("between"):
@@ -262,7 +262,7 @@ def state_of(dataset: Any, iterator: Any = None, *, ended: bool = False) -> dict
 class Stream:
     """An iterable dataset in one pass of a worker process: its samples, and its state behind them.
 
-    given: the state that the pass goes on from; None: it begins at the start.
+    given: the state that the pass continues from; None: it begins at the start.
     """
 
     def __init__(self, dataset: Any, given: Entry | None) -> None:

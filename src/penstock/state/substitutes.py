@@ -1,4 +1,4 @@
-"""Bad samples: how many may be, which are known, and which samples stand in for them."""
+"""Bad samples: how many may be, which are known, and which samples replace them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from penstock.system.warn_user import warn_user
 from penstock.system.words import counted
 
 _log = logging.getLogger("penstock")
-#: How many samples are tried in the place of a bad one, before its error is raised.
+#: How many samples are tried instead of a bad one, before its error is raised.
 TRIES = 100
 #: Bad samples that an error message lists.
 _LISTED = 20
@@ -144,7 +144,7 @@ class Quarantine:
 
 
 class Substitutes:
-    """Which samples are bad, and which stand in for them. bad: their indices, as far as they are known.
+    """Which samples are bad, and which replace them. bad: their indices, as far as they are known.
 
     A stand-in is a function of (seed, epoch, sample, position): the same one in any process and thread. Any thread may
     call any method; picklable, and a copy in a worker process learns on its own.
@@ -174,7 +174,7 @@ class Substitutes:
             self._news.append(BadSample.of(name, path, error, _whole(index)))
 
     def candidates(self, task: Task, index: Any, position: int) -> Iterator[Any]:
-        """Yield the indices of samples that may stand in for one, at its position in the epoch's order."""
+        """Yield the indices of samples that may replace one, at its position in the epoch's order."""
         others = self.population
         if others is None:
             given = task.given if isinstance(task.given, (list, tuple)) else ()  # one index, with batch_size=None

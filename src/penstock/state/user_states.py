@@ -126,8 +126,8 @@ class UserStates:
         """Return what the order of the pass that begins is drawn from; None: it follows from the loader's state.
 
         Args:
-            own: of the state that the pass goes on from; empty: from none.
-            inside: it goes on in the middle of an epoch.
+            own: of the state that the pass continues from; empty: from none.
+            inside: it continues in the middle of an epoch.
         """
         generators = self._generators()
         if generators is None:
@@ -210,7 +210,7 @@ class UserStates:
         """Return the dataset's states in the workers of the pass that begins; None: it has none.
 
         Args:
-            own: of the state that the pass goes on from; empty: from none.
+            own: of the state that the pass continues from; empty: from none.
             before: of the latest pass.
             resumed: a state was loaded.
         """

@@ -114,7 +114,7 @@ def load(path: Path) -> dict[str, NDArray[Any]] | None:
 def alone(path: Path) -> Iterator[None]:
     """Hold the lock of an entry, so that of several processes one makes what the others then find.
 
-    Who waits for longer than a few minutes, or finds no locks, goes on without.
+    A process that waits for longer than a few minutes, or finds no locks, continues without.
     """
     lock = path.with_suffix(".lock")
     try:

@@ -94,7 +94,7 @@ def gathers_collated(settings: Settings) -> bool:
 def rows_of(settings: Settings, *, frozen: bool = False) -> RowsForCollator | None:
     """Return what gathers the batches of a loader; None: its collator makes them.
 
-    frozen: the pass goes on with collator and dataset as they are now, as torch's workers do.
+    frozen: the pass continues with collator and dataset as they are now, as torch's workers do.
     """
     found = _seen_of(settings)
     return None if found is None else RowsForCollator(settings.dataset, settings.collate_fn, found, frozen=frozen)

@@ -96,7 +96,7 @@ class IndexedDataset:
         return self._read is not None
 
     def held(self) -> Held:
-        """Return the arrays that are read, for a pass that goes on with them whatever becomes of the dataset."""
+        """Return the arrays that are read, for a pass that continues with them whatever becomes of the dataset."""
         return None if self._read is None else (self._read, self._read.reads.held())
 
     def _numbers_of(self, read: Reading, given: Any) -> torch.Tensor | None:
@@ -215,7 +215,7 @@ def rows_of(dataset: Any, *, learns: bool, frozen: bool = False) -> IndexedRows 
 
     Args:
         learns: a class that was not read yet is read now.
-        frozen: the pass goes on with the arrays of the dataset as its first batch finds them, as workers do.
+        frozen: the pass continues with the arrays of the dataset as its first batch finds them, as workers do.
     """
     try:
         bases = _bases(dataset)

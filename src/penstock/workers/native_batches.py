@@ -63,7 +63,7 @@ def _own_storages(rows: torch.Tensor) -> list[torch.Tensor]:
 
 
 class NativeBatches:
-    """Fills the batches of a dataset in the threads that call it, any number of them. A forked process may go on.
+    """Fills the batches of a dataset in the threads that call it, any number of them. A forked process may continue.
 
     Picklable where the dataset is. What a worker_init_fn does to the dataset of its process is seen: the dataset is
     looked at before each batch, and planned anew where it has changed.
