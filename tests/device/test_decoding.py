@@ -384,7 +384,7 @@ def test_what_stays_on_the_host(root, transform, why):
 
 def test_without_any_decoder_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib, "import_module", mock.Mock(side_effect=ModuleNotFoundError("No module named 'a'")))
-    with pytest.raises(InvalidOption, match=r"tried NVIDIA nvImageCodec \(ModuleNotFoundError.*penstock\[gpu\]"):
+    with pytest.raises(InvalidOption, match=r"tried NVIDIA nvImageCodec \(ModuleNotFoundError.*penstock-loader\[gpu\]"):
         decoder_for(torch.device("cuda", 0))
     with pytest.raises(InvalidOption, match=r"there is none for xpu"):
         decoder_for(torch.device("xpu", 0))

@@ -575,7 +575,7 @@ def test_the_cpu_decodes_where_bad_samples_are_replaced(decodes_on_the_cpu: None
 def test_nothing_that_decodes_there(photos: ImageFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = mock.Mock(side_effect=InvalidOption('no decoder: pip install "penstock-loader[gpu]"'))
     monkeypatch.setattr("penstock.device.target.decoder_for", missing)
-    with pytest.raises(InvalidOption, match=r"penstock\[gpu\]"):
+    with pytest.raises(InvalidOption, match=r"penstock-loader\[gpu\]"):
         iter(penstock.DataLoader(photos, device=Feed("cuda", decode="gpu")))
     loader = penstock.DataLoader(photos, batch_size=4, device=Feed("cuda", decode="auto"))
     assert "decode   on the CPU: no decoder" in loader.explain()

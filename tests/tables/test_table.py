@@ -626,7 +626,7 @@ def test_wrong_arguments(options: dict[str, Any], said: str, numbers: Path) -> N
 
 def test_without_pyarrow(numbers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.tables.table.find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"pip install 'penstock\[tables\]'"):
+    with pytest.raises(ImportError, match=r'pip install "penstock-loader\[tables\]"'):
         penstock.Table(numbers)
 
 
