@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,49 +11,21 @@ import torch
 from torch.utils.data import default_collate
 
 from penstock.errors import PenstockError
-from penstock.indexing.batches import same
-from penstock.tables.hugging_face import NotGathered
+from penstock.tables.hugging_face import CollatedColumns, NotGathered
 from penstock.tables.table import Table
 
 _modes = torch._C._len_torch_function_stack  # a default device is one
 
 
-class CollatedTable:
-    """The batches of a Table whose row groups all are mapped.
+def collated_table(table: Table, index: int) -> CollatedColumns:
+    """Return what gathers the batches of a Table whose row groups all are mapped; index: see CollatedColumns.
 
-    Args:
-        index: of a sample that is there, which serves as the example.
-
-    Raises NotGathered where its samples must be made one by one, and what they raise.
+    Raises NotGathered, and what its samples raise.
     """
-
-    takes_ints_only = True
-
-    def __init__(self, table: Table, index: int) -> None:
-        if table.in_blocks or table.transform is not None or table.image is not None:
-            raise NotGathered("its row groups come one by one, or a transform is called with each sample")
-        self._table = weakref.ref(table)
-        self.attributes = vars(table)
-        self.reads = self
-        whole = table.row_groups.whole()
-        self.row_bytes = whole.nbytes // max(1, whole.num_rows)
-        if not same(self.batch(torch.tensor([index, index])), default_collate([table[index], table[index]])):
-            raise NotGathered("its samples are collated in another way")
-
-    def unchanged(self) -> list[Any] | None:
-        """Return the arrays that are read, none of which has another owner; None: the files are not what they were."""
-        table = self._table()
-        return None if table is None or _modes() or not table.row_groups.unchanged() else []
-
-    def held(self) -> list[Any]:
-        """Return the arrays that are read and may change: none."""
-        return []
-
-    def batch(self, numbers: torch.Tensor) -> Any:
-        """Return the batch of some samples. Raises what they raise, and default_collate."""
-        table = self._table()
-        assert table is not None
-        return table.collated(numbers.numpy())
+    if table.in_blocks or table.transform is not None or table.image is not None:
+        raise NotGathered("its row groups come one by one, or a transform is called with each sample")
+    whole, expected = table.row_groups.whole(), default_collate([table[index], table[index]])
+    return CollatedColumns(table, whole, index, expected, Table.collated, lambda now: now.row_groups.unchanged())
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import weakref
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -326,43 +326,62 @@ _known: dict[int, tuple[weakref.ref[Any], DatasetRows | None, tuple[Any, ...]]] 
 """By the identity of a dataset, for as long as it lives: its rows, or None, and what it was then."""
 
 
-class CollatedRows:
-    """The batches of a datasets.Dataset as default_collate makes them, where its class need not be asked.
+class CollatedColumns:
+    """The batches of a dataset of columns as default_collate makes them, where its class need not be asked.
 
     Args:
-        index: of a sample that is there, which serves as the example.
+        table: of the columns.
+        index: of a sample that is there, which serves as the example; expected: the batch of it, twice.
+        collated: returns the batch of some samples of the dataset. Raises NotGathered, and what default_collate raises.
+        same: returns whether the dataset is what it was.
 
-    Raises NotGathered where it must be, and what its samples raise.
+    Raises NotGathered where its samples must be made one by one.
     """
 
     takes_ints_only = True
 
-    def __init__(self, dataset: Any, index: int) -> None:
-        rows = rows_of(dataset)
-        if rows is None or not rows.collates:
-            raise NotGathered("the package makes its rows")
-        self._dataset, self._rows = weakref.ref(dataset), rows
+    def __init__(
+        self,
+        dataset: Any,
+        table: Any,
+        index: int,
+        expected: Any,
+        collated: Callable[[Any, Indices], Any],
+        same: Callable[[Any], bool],
+    ) -> None:
+        self._dataset, self._collated, self._same = weakref.ref(dataset), collated, same
         self.attributes = vars(dataset)
         self.reads = self
-        self.row_bytes = rows.table.nbytes // max(1, rows.table.num_rows)
-        expected = default_collate(dataset.__getitems__([index, index]))
+        self.row_bytes = table.nbytes // max(1, table.num_rows)
         if not batches.same(self.batch(torch.tensor([index, index])), expected):
             raise NotGathered("its samples are collated in another way")
 
     def unchanged(self) -> list[Any] | None:
         """Return the arrays that are read, none of which has another owner; None: the dataset is not what it was."""
         dataset = self._dataset()
-        if dataset is None or _modes() or state_of(dataset) != self._rows.state:
-            return None
-        return []
+        return None if dataset is None or _modes() or not self._same(dataset) else []
 
     def held(self) -> list[Any]:
         """Return the arrays that are read and may change: none."""
         return []
 
     def batch(self, numbers: torch.Tensor) -> Any:
-        """Return the batch of some samples. Raises NotGathered, and what default_collate raises."""
-        return self._rows.collated(numbers.numpy())
+        """Return the batch of some samples."""
+        dataset = self._dataset()
+        assert dataset is not None
+        return self._collated(dataset, numbers.numpy())
+
+
+def collated_rows(dataset: Any, index: int) -> CollatedColumns:
+    """Return what gathers the batches of a datasets.Dataset. Raises NotGathered, and what its samples raise."""
+    rows = rows_of(dataset)
+    if rows is None or not rows.collates:
+        raise NotGathered("the package makes its rows")
+    expected = default_collate(dataset.__getitems__([index, index]))
+    collated, state = rows.collated, rows.state
+    return CollatedColumns(
+        dataset, rows.table, index, expected, lambda _, numbers: collated(numbers), lambda now: state_of(now) == state
+    )
 
 
 def rows_of(dataset: Any) -> DatasetRows | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from bisect import bisect_right
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,13 +26,13 @@ from penstock.sources.tree import is_foreign, source_of
 from penstock.system.deferred import deferred
 from penstock.system.warn_user import warn_user
 from penstock.tables import hugging_face
-from penstock.tables.hugging_face import CollatedRows
+from penstock.tables.hugging_face import CollatedColumns, collated_rows
 
 if TYPE_CHECKING:
     from penstock.indexing import batches
     from penstock.tables import collated
 
-    Reading = batches.Reading | CollatedRows | collated.CollatedTable
+    Reading = batches.Reading | CollatedColumns
     """What makes the batches of a dataset."""
     Held = tuple[Reading, list[tuple[Any, tuple[Any, ...]]]] | None
     """What a pass reads from, and its arrays with their places; None: the dataset as it is at each batch."""
@@ -250,11 +251,11 @@ def _may_be_read(dataset: Any) -> bool:
     return usual and is_foreign(dataset)
 
 
-def _reader_of_columns(dataset: Any) -> type[CollatedRows | collated.CollatedTable] | None:
+def _reader_of_columns(dataset: Any) -> Callable[[Any, int], CollatedColumns] | None:
     """Return what gathers the batches of a dataset of columns; None: it is none."""
     if hugging_face.is_dataset(dataset):
-        return CollatedRows
-    return collated.CollatedTable if type(dataset).__module__ == "penstock.tables.table" else None
+        return collated_rows
+    return collated.collated_table if type(dataset).__module__ == "penstock.tables.table" else None
 
 
 def _bases(dataset: Any) -> list[Any]:
