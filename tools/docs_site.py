@@ -81,12 +81,15 @@ def linked(found: re.Match[str], page: str, repository: str | None) -> str:
         return found[0]
     file, _, anchor = target.partition("#")
     path = (ROOT if page == HOME else (DOCS / page).parent).joinpath(file).resolve()
+    path = DOCS / HOME if path == ROOT / "README.md" else path
     if path.is_relative_to(DOCS):
         inside = Path(os.path.relpath(path, (DOCS / page).parent)).as_posix()
         return f"[{text}]({inside}{anchor and '#' + anchor})"
     name = path.relative_to(ROOT).as_posix()
     if repository:
         return f"[{text}]({repository.rstrip('/')}/blob/main/{name})"
+    if text.isdigit():  # the number of a row, which has no room for the name of its script
+        return text
     return f"`{name}`" if text.strip("`") == name else f"{text} (`{name}`)"
 
 

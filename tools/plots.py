@@ -93,7 +93,7 @@ def gains() -> str:
             }
             if {"torch", "penstock"} <= rates.keys():
                 found.append((rates["penstock"] / rates["torch"], question))
-    low, high = 0.8, 1.1 * max(gain for gain, _ in found)
+    low, high = 0.9 * min(0.9, *(gain for gain, _ in found)), 1.1 * max(gain for gain, _ in found)
 
     def x(gain: float) -> float:
         return WIDTH * math.log(gain / low) / math.log(high / low)
