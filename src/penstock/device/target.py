@@ -14,7 +14,7 @@ from penstock.device import resident
 from penstock.device.arithmetic import Arithmetic
 from penstock.device.copy_stream import CopyStream, copy_stream_to
 from penstock.device.decoders import Decoder, decoder_for
-from penstock.device.decoding import decoding_carrier, refusal
+from penstock.device.decoding import DecodingCarrier, decoding_carrier, refusal
 from penstock.device.feed import Feed
 from penstock.device.feeding import Feeding, Sender, at_hand_of, reads_here
 from penstock.errors import InvalidOption
@@ -139,13 +139,15 @@ class DeviceFeed:
     ) -> Feeding[Any]:
         """Return the pass that brings batches to the device. counters: of the loader."""
         end = getattr(batches, "_shutdown_workers", None)
+        at_hand = at_hand_of(batches, settings.num_workers, pinned=True) or reads_here
+        decodes = isinstance(getattr(batches, "carrier", None), DecodingCarrier)  # which takes its thread a while
         made: Feeding[Any] = Feeding(
             batches,
             feed,
             target.device,
             stream,
             arithmetic=target.arithmetic(plan),
-            at_hand=at_hand_of(batches, settings.num_workers, pinned=True) or reads_here,
+            at_hand=None if decodes and settings.num_workers else at_hand,
             end_source=None if settings.persistent_workers else end,
             counters=counters,
         )
