@@ -16,7 +16,6 @@ import torch
 import torch.utils.data as tud
 
 import penstock
-from penstock.workers.copies import SCRATCH_BYTES
 from tests.resources import collect
 
 SAMPLES = 20
@@ -65,7 +64,7 @@ def check(dataset: Caching, memory: Any, loader_class: Any = penstock.DataLoader
         loader._iterator._shutdown_workers()
 
 
-@pytest.mark.parametrize("numbers", [SAMPLES + 8, SCRATCH_BYTES // 4], ids=["small", "large"])
+@pytest.mark.parametrize("numbers", [SAMPLES + 8, 1 << 18], ids=["small", "large"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_the_parent_sets_is_seen_and_what_workers_keep_stays(kind: str, numbers: int) -> None:
     for options in ({"worker_method": "thread"}, {"worker_method": "thread", "persistent_workers": True}):

@@ -10,7 +10,6 @@ import torch
 from torch.utils.data import TensorDataset
 
 import penstock
-from penstock.device.feeding import prefetch
 from tests.carriers_under_test import options
 from tests.data import Made, Numbers, Stream, Whole
 from tests.same import outcomes
@@ -101,7 +100,7 @@ def test_the_time_of_next_is_what_was_waited() -> None:
 @options("caller", "processes, 2", "threads, 2")
 def test_prefetch_around_a_loader_counts_once(options: dict[str, Any]) -> None:
     loader = penstock.DataLoader(Made(sample, 10), 4, **options)
-    assert len(list(prefetch(loader, "cpu"))) == 3 and counts(loader) == (3, 10)
+    assert len(list(penstock.prefetch(loader, "cpu"))) == 3 and counts(loader) == (3, 10)
 
 
 def test_explain_counts_one_as_one() -> None:
