@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import sys
 from collections.abc import Generator, Iterator
 from typing import Any
@@ -49,6 +50,12 @@ def _no_light_classes() -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option of tests/faults."""
     parser.addoption("--faults", choices=("short", "full"), default="short", help="how many cases tests/faults runs")
+
+
+def pytest_configure() -> None:
+    """Fork worker processes on every Python: tests/forkserver.py is the other way, the default from 3.14 on."""
+    if sys.version_info >= (3, 14):
+        multiprocessing.set_start_method("fork", force=True)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

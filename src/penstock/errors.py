@@ -62,7 +62,9 @@ class PenstockError(Exception):
     """
 
     def __init__(self, *arguments: Any) -> None:
-        super().__init__(*(shown_lines(one) if isinstance(one, str) else one for one in arguments))
+        # From Python 3.14 on RuntimeError passes on to UnicodeDecodeError, which wants five arguments.
+        begin = partial(Exception.__init__, self) if isinstance(self, UnicodeError) else super().__init__
+        begin(*(shown_lines(one) if isinstance(one, str) else one for one in arguments))
 
     def __str__(self) -> str:
         # KeyError and OSError print their arguments in other ways; the message is one sentence here.

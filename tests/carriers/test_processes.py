@@ -10,6 +10,7 @@ import multiprocessing.connection
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
+import pickle
 import random
 import re
 import signal
@@ -207,14 +208,14 @@ def raise_what_cannot_be_pickled(samples: Any) -> Any:
         ({"worker_init_fn": fail}, KeyError, "Caught KeyError in DataLoader worker process 0"),
         (
             {"collate_fn": lambda samples: lambda: samples},
-            AttributeError,
-            r"(?s)Caught AttributeError in .* 0.*Can't (pickle|get) local object",  # get: from Python 3.13 on
+            (AttributeError, pickle.PicklingError),  # from Python 3.14 on
+            r"(?s)Caught (Attribute|Pickling)Error in .* 0.*Can't (pickle|get) local object",
         ),
         ({"collate_fn": raise_what_cannot_be_pickled}, RuntimeError, r"(?s)worker process 0.*LocalError: only known"),
     ],
     ids=["worker_init_fn", "a batch that cannot be pickled", "an error that cannot be pickled"],
 )
-def test_errors_of_other_functions(options: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_errors_of_other_functions(options: dict[str, Any], error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         next(processes(loader_of(Numbers(), **options)))
 

@@ -78,18 +78,53 @@ def test_help_and_version(arguments: str, words: str, capsys: Captured) -> None:
     ("arguments", "words"),
     [
         ([], "give a verb: ledger, quarantine, run, pack, index,"),
-        (["sort"], "invalid choice: 'sort'"),
+        (["sort"], "argument VERB: 'sort' is not one of ledger, quarantine, run, pack,"),
+        (["ledgr", "show", "x"], "; do you mean 'ledger'?"),
+        (["--versoin"], "there is no option --versoin; do you mean '--version'?"),
+        (["ledger", "shw", "x"], "'shw' is not one of diff, seen, show; do you mean 'show'?"),
+        (["pack", "photos", "out", "--workers", "x"], "argument --workers: 'x' is not a whole number of 0 or more"),
+        (["pack", "photos", "out", "--splt=a"], "penstock pack: there is no option --splt; do you mean '--split'?"),
+        (["run"], "are required: SCRIPT (see penstock run"),
+        (["watch", "1", "2"], "penstock watch: '2' is one argument too many (see penstock watch --help)"),
+        (["doctor", "--seconds", "3"], "--seconds needs a DATASET"),
         (["quarantine"], "required: ACTION"),
         (["quarantine", "list"], "required: MANIFEST"),
-        (["quarantine", "list", "m", "--jso"], "unrecognized arguments: --jso"),
-        (["quarantine", "export", "m", "--format", "xml"], "invalid choice: 'xml'"),
-        (["quarantine", "export", "m", "a\nb"], r"unrecognized arguments: a\nb"),
+        (["quarantine", "list", "m", "--jso"], "there is no option --jso; do you mean '--json'?"),
+        (["quarantine", "export", "m", "--format", "xml"], "'xml' is not one of csv, json, ids, paths (see"),
+        (["quarantine", "export", "m", "a\nb"], r"'a\nb' is one argument too many"),
         (["quarantine", "export", "m", "--null"], "--null ends each of ids or paths; --format csv has none"),
     ],
 )
 def test_wrong_arguments(arguments: list[str], words: str, capsys: Captured) -> None:
     line = fails(capsys, *arguments)
     assert line.startswith("penstock") and words in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("ledger show {folder}/le.txt", "No such file or directory; do you mean '{folder}/led.txt'?"),
+        ("ledger show {folder}/other/x", "No such file or directory; give a path that exists"),
+        ("run {folder}/train.py", "cannot be read: No such file or directory; do you mean '{folder}/trained.py'?"),
+        ("run --compare {folder}/train.py", "do you mean '{folder}/trained.py'?"),
+        ("run --compare -1 {folder}/trained.py", "there is no option -1"),
+        ("info {folder}/led.txt", "Not a directory; give a folder"),
+        ("pack {folder}/tensors {folder}/led.txt", "File exists; give another name"),
+        ("doctor {folder}x", "there is no such folder; do you mean '{folder}'?"),
+        ("doctor tests.data:Numbrs", "tests.data has no 'Numbrs'; do you mean 'Numbers'?"),
+        (
+            "plan-capacity --gpus 1 --rate 1 --measured {folder}/led.txt",
+            "{folder}/led.txt is not the output of `penstock",
+        ),
+    ],
+)
+def test_a_path_or_an_object_that_is_not_there(arguments: str, words: str, tmp_path: Path, capsys: Captured) -> None:
+    for name in ("led.txt", "trained.py"):
+        (tmp_path / name).touch()
+    (tmp_path / "tensors").mkdir()
+    torch.save(torch.zeros(3), tmp_path / "tensors" / "0.pt")
+    given = [word.format(folder=tmp_path) for word in arguments.split()]
+    assert words.format(folder=tmp_path) in fails(capsys, *given)
 
 
 @pytest.mark.parametrize("action", ["list", "retry", "export"])
@@ -322,7 +357,7 @@ def program(*arguments: str, stdout: Any = subprocess.PIPE) -> tuple[int, Any, b
 def test_program(manifest: str) -> None:
     ids = program("quarantine", "export", manifest, "--format", "ids")
     assert ids == (0, b"id-1\nid-22\n/data/x.jpg\n", b"")
-    missing = f"penstock: {manifest}-not: No such file or directory\n"
+    missing = f"penstock: {manifest}-not: No such file or directory; do you mean {manifest!r}?\n"
     assert program("quarantine", "list", manifest + "-not") == (2, b"", missing.encode())
     with open("/dev/full", "wb") as full:
         done = program("quarantine", "list", manifest, stdout=full)

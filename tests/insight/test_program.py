@@ -139,7 +139,7 @@ def test_a_module_runs_as_python_runs_it(tmp_path: Path, name: str) -> None:
         (["-m", "_struct"], "No code object available for _struct"),
         (["--after-only", "x.py"], "--after-only needs --replace"),
         (["--steps", "0", "x.py"], "0 is too few: give at least 1"),
-        (["--unknown", "x.py"], "unrecognized arguments: --unknown"),
+        (["--unknown", "x.py"], "there is no option --unknown"),
         ([], "required: SCRIPT"),
     ],
 )

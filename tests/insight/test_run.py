@@ -264,7 +264,7 @@ def test_limits_of_a_comparison(capsys: Any, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(verb, "COMMAND", (sys.executable, "-c", WRITES))
     parser = argparse.ArgumentParser()
     verb.add_parser(parser.add_subparsers())
-    arguments = parser.parse_args(["run", "--compare", "x.py"])
+    arguments = parser.parse_args(["run", "--compare", __file__])
     assert arguments.execute(arguments) == 1
     said = capsys.readouterr().err
     assert "the first run read 512 MiB from disks, the second 0.0 KiB" in said and "compare once more" in said

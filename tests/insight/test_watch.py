@@ -40,7 +40,7 @@ def test_none_is_running(watched: Any, capsys: Captured) -> None:
     assert "penstock run train.py" in watched(code=1)
     assert "has no live recording" in watched(str(os.getpid()), code=1)
     assert f"there is no process {2**22 + 1}" in watched(str(2**22 + 1), code=1)
-    assert "invalid int value" in fails(capsys, "watch", "train.py")
+    assert "'train.py' is not a whole number" in fails(capsys, "watch", "train.py")
 
 
 def test_once(watched: Any) -> None:

@@ -7,25 +7,53 @@ one line on stderr; 130 interrupted. ``penstock run`` ends as the program that i
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
 from importlib import import_module
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import penstock
 from penstock.cli.terminal import VERBS, add_verb, say, shown
 from penstock.errors import PenstockError
 from penstock.system import namesake
+from penstock.system.words import near, near_path
+
+#: What to do about an error of the system that names a file.
+_WAYS = {
+    errno.EEXIST: "give another name",
+    errno.EISDIR: "give a file",
+    errno.ENOENT: "give a path that exists",
+    errno.ENOTDIR: "give a folder",
+}
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong with an argument, without the usage before it."""
+    """Says in one line what is wrong with an argument, and which name is near, without the usage before it."""
 
     def error(self, message: str) -> NoReturn:
         say(f"{self.prog}: {shown(message)} (see {self.prog} --help)")
         raise SystemExit(2)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse all arguments. Raises SystemExit where some are left: of the verb or action that was given them."""
+        found, rest = self.parse_known_args(args, namespace)
+        if rest:
+            vars(found).get("parser", self).refuse(rest[0])
+        return found
+
+    def refuse(self, word: str) -> NoReturn:
+        """Say that an argument is one too many. Raises SystemExit."""
+        if not word.startswith("-"):
+            self.error(f"{word!r} is one argument too many")
+        self.error(f"there is no option {word.partition('=')[0]}{near(word, self._option_string_actions)}")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            choices = ", ".join(action.choices)
+            raise argparse.ArgumentError(action, f"{value!r} is not one of {choices}{near(str(value), action.choices)}")
 
 
 def parser(chosen: Iterable[str] = VERBS) -> argparse.ArgumentParser:
@@ -92,7 +120,11 @@ def _run(arguments: argparse.Namespace) -> int:
 def _sentence(error: Exception) -> str:
     if not isinstance(error, OSError) or isinstance(error, PenstockError) or error.strerror is None:
         return str(error)
-    return error.strerror if error.filename is None else f"{os.fsdecode(error.filename)}: {error.strerror}"
+    if error.filename is None:
+        return error.strerror
+    path = os.fsdecode(error.filename)
+    way = f"; {_WAYS[error.errno]}" if error.errno in _WAYS else ""
+    return f"{path}: {error.strerror}{(error.errno == errno.ENOENT and near_path(path)) or way}"
 
 
 def _drop_output() -> None:

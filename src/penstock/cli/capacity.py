@@ -55,7 +55,7 @@ def _run(arguments: argparse.Namespace) -> int:
     given = arguments
     cpu, stored = None, None
     if given.measured is not None:
-        cpu, stored = measured_costs(Path(given.measured).read_text(encoding="utf-8"))
+        cpu, stored = measured_costs(Path(given.measured).read_text("utf-8", "replace"), given.measured)
     cpu = cpu if given.cpu_ms is None else given.cpu_ms / 1e3
     if cpu is None:
         raise InvalidOption("the cost of a sample is unknown: give --measured or --cpu-ms")
@@ -145,7 +145,7 @@ def _sentence(rate: float, weakest: Need | None) -> str:
     return said
 
 
-def measured_costs(text: str) -> tuple[float, float | None]:
+def measured_costs(text: str, file: str) -> tuple[float, float | None]:
     """Return (CPU seconds, bytes read) of a sample, as `penstock doctor DATASET --json` has measured them.
 
     The bytes are None where its loader read no files natively. Raises InvalidOption for another text.
@@ -156,8 +156,8 @@ def measured_costs(text: str) -> tuple[float, float | None]:
         read = max((stage["bytes"] / stage["samples"] for stage in stages), default=0.0)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidOption(
-            f"this is not the output of `penstock doctor DATASET --json` with a measured loop ({type(error).__name__}: "
-            f"{error}): write that output to a file, and give the file"
+            f"{file} is not the output of `penstock doctor DATASET --json` with a measured loop "
+            f"({type(error).__name__}: {error}): write that output to a file, and give the file"
         ) from error
     if not cpu > 0:
         raise InvalidOption("the doctor's loop measured no CPU time: measure for longer, with --seconds")

@@ -33,7 +33,7 @@ _DESCRIPTION = (
 _STEP = "what the loop does with a batch: it is called with one, and must not leave work behind on an accelerator"
 _APPLY = "also measure the changes that arguments of the loader make"
 #: Arguments that are of a measured loop.
-_MEASURING = ("step", "apply", "batch_size", "num_workers", "no_measure")
+_MEASURING = ("step", "apply", "seconds", "batch_size", "num_workers", "no_measure")
 
 
 def add_parser(verbs: Any) -> None:
@@ -43,7 +43,7 @@ def add_parser(verbs: Any) -> None:
     loop = doctor.add_argument_group("a loop over DATASET is measured in its parts")
     loop.add_argument("--step", metavar="MODULE:FUNCTION", help=_STEP)
     loop.add_argument("--apply", action="store_true", help=_APPLY)
-    loop.add_argument("--seconds", type=number, default=3.0, help="seconds for each part (3)")
+    loop.add_argument("--seconds", type=number, help="seconds for each part (3)")
     said = "samples of a batch (32, or the batch size of a given loader)"
     loop.add_argument("--batch-size", type=positive, metavar="N", help=said)
     loop.add_argument("--num-workers", type=count, metavar="N", help="workers of the loader (default: its own choice)")
@@ -119,7 +119,7 @@ def _measured(found: Any, step: Callable[[Any], object] | None, arguments: argpa
     options = {"batch_size": arguments.batch_size, "num_workers": arguments.num_workers}
     make = loader_maker(found, **{name: value for name, value in options.items() if value is not None})
     note = "penstock doctor: measuring {}".format
-    seconds, apply = arguments.seconds, arguments.apply
+    seconds, apply = arguments.seconds or 3.0, arguments.apply
     return diagnose(make, step, seconds=seconds, apply=apply, note=lambda doing: say(note(doing)))
 
 

@@ -1,4 +1,4 @@
-"""``penstock ledger diff|show``: the files that record which samples each step of a run was given."""
+"""``penstock ledger diff|seen|show``: the files that record which samples each step of a run was given."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import argparse
 import json
 from typing import Any
 
-from penstock.cli.terminal import add_actions, add_verb, shown, table, write_lines
+from penstock.cli.terminal import add_actions, add_verb, count, shown, table, write_lines
 from penstock.errors import InvalidOption
+from penstock.state.coverage import Seen, seen
 from penstock.state.ledger import Comparison, LedgerFile, Record, compare, read
 from penstock.system.words import counted
 
@@ -26,9 +27,19 @@ def add_parser(verbs: Any) -> None:
     )
     diff.add_argument("a", metavar="A", help="the ledger of one run")
     diff.add_argument("b", metavar="B", help="the ledger of the other")
+    every = add_verb(
+        actions,
+        "seen",
+        _seen,
+        "say whether each sample was given once, in each epoch",
+        " FILE: the ledgers of all ranks, and of the runs that continued each other, also with other numbers of ranks "
+        "and batch sizes. The samples of the steps are counted. Exit code 0: each sample was given once; 1: it was "
+        "not; 2: the ledgers cannot be read, are of different runs, or one is missing.",
+    )
+    every.add_argument("files", metavar="FILE", nargs="+", help="a ledger")
     show = add_verb(actions, "show", _show, "print what a ledger holds")
     show.add_argument("file", metavar="FILE", help="the ledger")
-    show.add_argument("--epoch", type=int, metavar="E", help="print each step of this epoch instead")
+    show.add_argument("--epoch", type=count, metavar="E", help="print each step of this epoch instead")
 
 
 def _diff(arguments: argparse.Namespace) -> int:
@@ -56,6 +67,27 @@ def _verdict(found: Comparison, a: LedgerFile, names: tuple[str, str]) -> str:
         return f"diverged at {_place(found.at)}, after {steps} in which they are equal"
     short, long = names[found.ended], names[1 - found.ended]
     return f"equal up to the end of {short}: {steps}; {long} continues with {_place(found.at)}"
+
+
+def _seen(arguments: argparse.Namespace) -> int:
+    epochs = seen(map(read, arguments.files))
+    write_lines([_of_epoch(one) for one in epochs] or ["no step is in these ledgers"])
+    return 0 if epochs and all(one.once for one in epochs) else 1
+
+
+def _of_epoch(one: Seen) -> str:
+    said, size = f"epoch {one.epoch:,}", counted(one.size, "sample")
+    if not one.parts:
+        return f"{said}: the steps do not continue each other, or a ledger of this epoch is missing"
+    runs = ", then ".join(f"{counted(steps, 'step')} on {counted(run.world, 'rank')}" for run, steps in one.parts)
+    if again := sum(len(run.samples) - steps for run, steps in one.parts):
+        runs += f"; {counted(again, 'step')} did not count: a later run repeated {'it' if again == 1 else 'them'}"
+    if one.once:
+        return f"{said}: each of {size} once ({runs})"
+    if one.given > one.size:
+        twice = counted(one.given - one.size, "sample")
+        return f"{said}: {twice} of {size} twice, so that each rank has as many ({runs})"
+    return f"{said}: {one.given:,} of {size} once, the others not at all ({runs})"
 
 
 def _show(arguments: argparse.Namespace) -> int:
@@ -86,7 +118,8 @@ def _summary(file: LedgerFile) -> list[str]:
 def _epoch(file: LedgerFile, epoch: int) -> list[str]:
     steps = [step for step in file if step.epoch == epoch]
     if not steps:
-        others = f"epochs {_range(_epochs(file))}" if file.steps else "no step at all"
+        epochs = _epochs(file)
+        others = f"epoch{'s' * (len(epochs) > 1)} {_range(epochs)}" if epochs else "no step at all"
         raise InvalidOption(f"{file.path!r} contains no step of epoch {epoch}; it contains {others}")
     rows = [("STEP", "SAMPLES", "HASH")]
     rows += [(f"{step.step:,}", f"{step.samples:,}", step.hash) for step in steps]

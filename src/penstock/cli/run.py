@@ -33,7 +33,7 @@ from penstock.insight.recording import Recording
 from penstock.insight.run_report import LiveLine, RunReport
 from penstock.system.launched import rank_here
 from penstock.system.output_files import OutputFile, output_files
-from penstock.system.words import duration, size_of
+from penstock.system.words import duration, near_path, size_of
 
 #: What `--compare` runs of a program where nothing else is said: steps of a loop, or seconds.
 STEPS, SECONDS = 200, 30
@@ -95,7 +95,8 @@ def add_parser(verbs: Any) -> None:
         help="write one HTML page: waiting and work over time, throughput, the share of each stage; '{rank}' as above",
     )
     parser.add_argument("script", metavar="SCRIPT", help="a file, a folder or zip file with a __main__.py, or a module")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="args", help="arguments of the program")
+    words = parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="args", help="arguments of the program")
+    words.required = False
     parser.set_defaults(execute=lambda arguments: _execute(parser, arguments))
 
 
@@ -108,6 +109,10 @@ def _execute(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> 
         return _refuse(f"--{'before' if arguments.before_only else 'after'}-only needs --replace")
     if arguments.compare and arguments.replace:
         return _refuse("--compare and --replace exclude each other: --compare runs the first steps twice")
+    if not arguments.is_module and not os.path.lexists(arguments.script):
+        if arguments.script.startswith("-"):
+            return _refuse(f"there is no option {arguments.script}")
+        return _refuse(f"{arguments.script!r} cannot be read: No such file or directory{near_path(arguments.script)}")
     try:
         files = output_files(**{name: getattr(arguments, name) for name in (*RECORDINGS, "json")})
     except PenstockError as error:

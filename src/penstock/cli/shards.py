@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from penstock.cli.terminal import Bar, add_verb, say, shown, write_lines
+from penstock.cli.terminal import Bar, add_verb, positive, say, shown, write_lines
 from penstock.cluster.option import Ray
 from penstock.insight.targets import folder_dataset
 from penstock.packing.encoding import QUALITY
@@ -26,14 +26,16 @@ def add_parser(verbs: Any) -> None:
     packing.add_argument(
         "--shard-size", default=SHARD_SIZE, metavar="BYTES", help=f"bytes of a shard (default: {SHARD_SIZE})"
     )
-    packing.add_argument("--max-side", type=int, metavar="N", help="resize JPEGs whose longer side has more pixels")
     packing.add_argument(
-        "--quality", type=int, metavar="Q", help=f"quality of these JPEGs, 1 to 100 (default: {QUALITY})"
+        "--max-side", type=positive, metavar="N", help="resize JPEGs whose longer side has more pixels"
+    )
+    packing.add_argument(
+        "--quality", type=positive, metavar="Q", help=f"quality of these JPEGs, 1 to 100 (default: {QUALITY})"
     )
     packing.add_argument("--decoded", action="store_true", help="store pixels: more bytes, and no decoding")
     packing.add_argument("--states", action="store_true", help="keep JPEG decoder states, which speed up crops")
     packing.add_argument(
-        "--workers", type=int, metavar="N", help="threads (default: one per core), or packers of --engine"
+        "--workers", type=positive, metavar="N", help="threads (default: one per core), or packers of --engine"
     )
     packing.add_argument(
         "--engine", choices=["ray"], help="actors of a Ray cluster write the shards to a shared folder"
@@ -43,7 +45,7 @@ def add_parser(verbs: Any) -> None:
     indexing = add_verb(verbs, "index", _index, description=_INDEX)
     indexing.add_argument("tars", metavar="FOLDER_OR_TARS", nargs="+", help="a folder of .tar files, or the files")
     indexing.add_argument("--split", default=SPLIT, metavar="NAME", help=f"the name of the split (default: {SPLIT})")
-    indexing.add_argument("--workers", type=int, metavar="N", help="threads (default: one per core)")
+    indexing.add_argument("--workers", type=positive, metavar="N", help="threads (default: one per core)")
     checking = add_verb(verbs, "verify", _verify, description=_VERIFY)
     checking.add_argument("--decode", action="store_true", help="decode every sample too")
     unpacking = add_verb(verbs, "unpack", _unpack, description=_UNPACK)

@@ -46,6 +46,7 @@ def add_verb(verbs: Any, name: str, run: Run | None, words: str = "", descriptio
     if description[:1] in ("", " "):
         description = f"{words[0].upper()}{words[1:]}.{description}"
     added: argparse.ArgumentParser = verbs.add_parser(name, help=words, description=description, allow_abbrev=False)
+    added.set_defaults(parser=added)
     if run is not None:
         added.set_defaults(run=run)
     return added

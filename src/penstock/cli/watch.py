@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from penstock.cli.terminal import add_verb, say, shown, table, width, write_lines
+from penstock.cli.terminal import add_verb, positive, say, shown, table, width, write_lines
 from penstock.errors import InvalidOption
 from penstock.insight.live_files import Job, jobs, live_folder
 from penstock.system.cache_folder import why_nowhere
@@ -39,7 +39,7 @@ def add_parser(verbs: Any) -> None:
         "--once, it is printed once. Exit code 1: there is no such process."
     )
     verb = add_verb(verbs, "watch", _run, description=description)
-    verb.add_argument("pid", nargs="?", type=int, metavar="PID", help="ID of the process")
+    verb.add_argument("pid", nargs="?", type=positive, metavar="PID", help="ID of the process")
     verb.add_argument("--once", action="store_true", help="print the state now, and exit")
 
 

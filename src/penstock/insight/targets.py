@@ -17,6 +17,7 @@ from penstock.sources.shards import Shards
 from penstock.sources.tensor_folder import TensorFolder
 from penstock.storage import description
 from penstock.system.urls import is_url
+from penstock.system.words import near, near_path
 
 #: What DATASET may be, for --help.
 DATASET = (
@@ -42,7 +43,8 @@ def target(text: str, split: str | None = None) -> Any:
     if is_url(text) or (there and os.path.exists(os.path.join(text, description.FILE))):
         return Shards(text, split=split)
     if not there and not _OBJECT.fullmatch(text):
-        raise InvalidOption(f"{text}: there is no such folder, and it is not a module:object, such as train:dataset")
+        why = near_path(text) or ", and it is not a module:object, such as train:dataset"
+        raise InvalidOption(f"{text}: there is no such folder{why}")
     if os.path.isfile(text):
         how = f", or {os.path.basename(text)[:-3]}:NAME, a dataset or loader in it," * text.endswith(".py")
         raise InvalidOption(f"{text} is a file: give the folder of a dataset{how} instead")
@@ -134,7 +136,7 @@ def _named(text: str) -> Any:
         raise InvalidOption(f"the module {module} cannot be imported: {_what(error)}") from error
     for part in name.split("."):
         if not hasattr(found, part):
-            raise InvalidOption(f"{text}: {module} has no {part!r}")
+            raise InvalidOption(f"{text}: {module} has no {part!r}{near(part, dir(found))}")
         found = getattr(found, part)
     return found
 

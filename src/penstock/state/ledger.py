@@ -308,7 +308,12 @@ class LoaderLedger:
             raise InvalidOption("ledger= needs the loader's own order, without a sampler or an iterable dataset")
         if self._ledger is None:
             share = order.share() or schedule.Share()
-            facts = {"seed": settings.seed, "batch_size": settings.batch_size, "data": fingerprint(settings)}
+            facts = {
+                "seed": settings.seed,
+                "batch_size": settings.batch_size,
+                "data": fingerprint(settings),
+                "order": order.kind(),
+            }
             path = os.fspath(settings.ledger).replace("{rank}", str(share.rank))
             try:
                 self._ledger = Ledger(path, run={**facts, "rank": share.rank, "world": share.world})

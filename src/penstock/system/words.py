@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
@@ -13,6 +16,21 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 def and_join(names: tuple[str, ...]) -> str:
     """Return names as in a sentence."""
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def near(word: str, names: Iterable[str]) -> str:
+    """Return "; do you mean 'pack'?" for the name that is nearest to a word, or nothing where none is near."""
+    found = get_close_matches(word, list(names), 1)
+    return f"; do you mean {found[0]!r}?" if found else ""
+
+
+def near_path(path: str) -> str:
+    """Return `near` for a path that does not exist, of the names in its folder."""
+    folder, name = os.path.split(path)
+    try:
+        return near(path, (os.path.join(folder, one) for one in os.listdir(folder or "."))) if name else ""
+    except OSError:
+        return ""
 
 
 def size_of(size: int) -> str:
