@@ -269,7 +269,8 @@ class ProcessCarrier(Carrier):
         return ProcessBatch()
 
     def prepare(self, queue: deque[ProcessBatch], *, first: bool) -> bool:
-        super().prepare(queue, first=first)
+        if os.getpid() != self.pid:
+            super().prepare(queue, first=first)  # which raises
         if failure := self._processes.failure:
             raise WorkerDied(f"{failure} This iterator ended then: make a new one.")
         return first and self._copied is not None and self._send_or_restart(self._copied)

@@ -14,6 +14,7 @@ class Turns:
         in_order: batches are handed out in the sampler's order.
 
     Attributes:
+        depth: how many batches to keep in flight.
         loads: tasks of each worker without an answer.
         exhausted: workers of which nothing is asked any more.
     """
@@ -29,12 +30,11 @@ class Turns:
         self.loads = [0] * workers
         self.exhausted: set[int] = set()
         self._ended: set[int] = set()  # streams
-        self._asked = {stream % workers for stream in range(self._count)}  # workers that carry one that has not ended
+        self._ask()
 
-    @property
-    def depth(self) -> int:
-        """How many batches to keep in flight."""
-        return self._prefetch * len(self._asked)
+    def _ask(self) -> None:
+        self._asked = {stream % self._workers for stream in range(self._count) if stream not in self._ended}
+        self.depth = self._prefetch * len(self._asked)
 
     def take(self) -> int:
         """Return the stream that is next; number % workers is the worker that carries it."""
@@ -49,7 +49,7 @@ class Turns:
     def end(self, stream: int) -> bool:
         """Ask no more of a stream. Returns whether its worker carries no other."""
         self._ended.add(stream)
-        self._asked = {one % self._workers for one in range(self._count) if one not in self._ended}
+        self._ask()
         return stream % self._workers not in self._asked
 
     def exhaust(self, worker: int) -> None:
