@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import product
 from pathlib import Path
 from random import setstate
 from typing import Any
@@ -87,7 +86,12 @@ def transforms(t: Any) -> list[Callable[[Any], Any]]:
 WAYS = (numbers, indices, initial, states, other_states, forks)
 IMAGE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 60, 3), dtype=np.uint8))
 TENSOR = torch.from_numpy(np.array(IMAGE)).permute(2, 0, 1).contiguous()
-CASES = list(product(WAYS, [*transforms(v1), *transforms(v2)], [IMAGE, TENSOR]))
+#: Each way with each transform, of images and of tensors in turn: each of these meets each transform, and each way.
+CASES = [
+    (way, transform, (IMAGE, TENSOR)[(row + column) % 2])
+    for row, way in enumerate(WAYS)
+    for column, transform in enumerate([*transforms(v1), *transforms(v2)])
+]
 
 
 def pair(index: int) -> tuple[bool, float]:

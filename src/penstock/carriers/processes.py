@@ -26,8 +26,9 @@ from penstock.carriers.board import Board
 from penstock.carriers.copy_trouble import warn_of_shared_handles
 from penstock.carriers.process_work import BatchWork, StreamWork
 from penstock.carriers.protocol import Command, Signals, Status, Work, WorkerSetup
-from penstock.carriers.worker_processes import WorkerProcesses
-from penstock.errors import InvalidOption, WorkerDied
+from penstock.carriers.turns import Turns
+from penstock.carriers.worker_processes import WorkerProcesses, context_of
+from penstock.errors import WorkerDied
 from penstock.hooks.calls import ANSWERED
 from penstock.memory.shared_memory import Lease
 from penstock.observe import Delivery
@@ -114,14 +115,10 @@ class ProcessCarrier(Carrier):
         self._remote = remote
         self._staging: Staging | None = None  # of the pass
         self._base_seed, self._seeds, self._shared_seed = base_seed, seeds, shared_seed
-        self._prefetch = settings.prefetch_factor or 2
-        self._most = self._prefetch * self.workers
         self._processes: WorkerProcesses
         self._outstanding: dict[int, ProcessBatch] = {}  # by the numbers of their tasks
         self._tasks = 0  # that were ever sent
-        self._loads = [0] * self.workers  # of these, without an answer
         self._begin_turns()
-        self._everyone = set(range(self.workers))
         self._started = self._began = False
         self._yielded = 0  # batches of the pass
         self._copied: Copied | None = None  # of the dataset, as the workers know it
@@ -132,14 +129,9 @@ class ProcessCarrier(Carrier):
         self._promised: int | None = None  # of an iterable dataset, as len() of the loader said
 
     def _begin_turns(self) -> None:
-        streams, self._count, self.in_order = self._streams, self.workers, self._settings.in_order
-        if streams is not None and streams.split is not None:
-            self._count = streams.split.count
-            self.in_order = self.in_order or streams.split.deals
-        self._ended: set[int] = set()  # streams, in this pass
-        self._exhausted: set[int] = set()  # workers of which nothing is asked any more
-        # The stream that is next: in a pass that continues it may be another than the first.
-        self._turn = streams.following if streams is not None and streams.given else 0
+        settings = self._settings
+        self._turns = Turns(self.workers, settings.prefetch_factor or 2, self._streams, in_order=settings.in_order)
+        self.in_order = self._turns.in_order
 
     def work_for(self, job: Job) -> None:
         """Make the next pass of a job."""
@@ -159,7 +151,7 @@ class ProcessCarrier(Carrier):
         self._started = True
         self.resources.meter.open(processes.board.stages, processes.board.calls)
         if self._shared is not None:
-            self._shared.expect(self._most)
+            self._shared.expect(self._turns.depth)
         processes.start(self._setup, self._hooked)
         self.shown = {"_workers": processes.processes, "_index_queues": processes.senders}
         if self._pins:
@@ -226,7 +218,7 @@ class ProcessCarrier(Carrier):
 
     def _end_processes(self) -> None:
         try:
-            ended = () if self.resources.persistent else self._exhausted
+            ended = () if self.resources.persistent else self._turns.exhausted
             self._processes.close([worker for worker in range(self.workers) if worker not in ended])
         finally:
             for batch in self._outstanding.values():
@@ -277,7 +269,8 @@ class ProcessCarrier(Carrier):
         return ProcessBatch()
 
     def prepare(self, queue: deque[ProcessBatch], *, first: bool) -> bool:
-        super().prepare(queue, first=first)
+        if os.getpid() != self.pid:
+            super().prepare(queue, first=first)  # which raises
         if failure := self._processes.failure:
             raise WorkerDied(f"{failure} This iterator ended then: make a new one.")
         return first and self._copied is not None and self._send_or_restart(self._copied)
@@ -291,7 +284,6 @@ class ProcessCarrier(Carrier):
             return False
         if large:
             self._end_processes()
-            self._loads = [0] * self.workers
             self.start()
             self._begin_turns()
         else:
@@ -300,12 +292,12 @@ class ProcessCarrier(Carrier):
         return True
 
     def depth(self, queue: deque[ProcessBatch]) -> int:
-        return self._most - self._prefetch * (self.workers - len(self._asked()))
+        return self._turns.depth
 
     def begin(self, batch: ProcessBatch) -> None:
         assert batch.given is not None
         given, positions = batch.given
-        number, stream = self._tasks, self._next_stream()
+        number, stream = self._tasks, self._turns.take()
         worker = stream % self.workers
         message: Any = (stream, given)
         if self._worker is not None:
@@ -323,21 +315,7 @@ class ProcessCarrier(Carrier):
         batch.number, batch.worker, batch.stream = number, worker, stream
         self._outstanding[number] = batch
         self._tasks += 1
-        self._loads[worker] += 1
-
-    def _next_stream(self) -> int:
-        while True:
-            stream, self._turn = self._turn, (self._turn + 1) % self._count
-            if stream in self._ended:
-                continue
-            if self.in_order or self._loads[stream % self.workers] < self._most // len(self._asked()):
-                return stream
-
-    def _asked(self) -> set[int]:
-        """Return the workers that carry a stream which has not ended."""
-        if self._count == self.workers and not self._ended:
-            return self._everyone
-        return {stream % self.workers for stream in range(self._count) if stream not in self._ended}
+        self._turns.loads[worker] += 1
 
     def ready(self, queue: deque[ProcessBatch]) -> ProcessBatch | None:
         while True:
@@ -346,7 +324,7 @@ class ProcessCarrier(Carrier):
                 batch = next((one for one in queue if one.came or one.error is not None), batch)
             if batch.came or batch.error is not None:
                 break
-            if batch.worker in self._exhausted:  # it was asked for behind the worker's last batch
+            if batch.worker in self._turns.exhausted:  # it was asked for behind the worker's last batch
                 queue.remove(batch)
                 return None
             self._take(batch.worker if self.in_order else None)
@@ -410,7 +388,7 @@ class ProcessCarrier(Carrier):
         if kind == Status.ERROR and error is None and not isinstance(value, ExceptionWrapper):
             raise self._processes.rubbish(worker, f"an error that is a {type(value).__name__}")
         del self._outstanding[answer.number]
-        self._loads[worker] -= 1
+        self._turns.loads[worker] -= 1
         batch.let_shards_go()
         # Samples of a batch that failed may be kept by anybody; of one that could not be read it is not known.
         needed, kept = 0, kind == Status.ERROR or error is not None
@@ -420,8 +398,7 @@ class ProcessCarrier(Carrier):
             batch.error = error_of(value)
         elif kind == Status.EXHAUSTED:
             batch.exhausted, batch.state = True, value
-            self._ended.add(batch.stream)
-            if worker not in self._asked():
+            if self._turns.end(batch.stream):
                 self._exhaust(worker)
         elif type(value) is Delivered:
             if value.calls:
@@ -449,12 +426,11 @@ class ProcessCarrier(Carrier):
 
     def _exhaust(self, worker: int) -> None:
         """Ask no more of a worker in this pass. Its process ends, unless it makes the next pass, too."""
-        self._exhausted.add(worker)
-        if self._repeats is not None and len(self._exhausted) == self.workers:
+        self._turns.exhaust(worker)
+        if self._repeats is not None and len(self._turns.exhausted) == self.workers:
             self._repeats.ended(asked=any(map(self._processes.board.has_asked, range(self.workers))))
         for number in [number for number, batch in self._outstanding.items() if batch.worker == worker]:
             del self._outstanding[number]
-        self._loads[worker] = 0
         if not self.resources.persistent:
             self._processes.release(worker)
 
@@ -486,23 +462,6 @@ class _SharedSeeds:
         return seed
 
 
-def _context_of(settings: Settings, *, remote: bool) -> Any:
-    """Return the multiprocessing context of the workers.
-
-    remote: they use the client of object stores, which has no threads in a forked process. Raises InvalidOption where
-    they are to be forked.
-    """
-    given = settings.multiprocessing_context
-    if remote and given is None and torch.multiprocessing.get_start_method(allow_none=True) in (None, "fork"):
-        return torch.multiprocessing.get_context("spawn")
-    if remote and given is not None and given.get_start_method() == "fork":
-        raise InvalidOption(
-            "shards in an object store cannot be read by forked processes: give multiprocessing_context='spawn' or "
-            "'forkserver', or worker_method='thread'"
-        )
-    return given or torch.multiprocessing
-
-
 def process_carrier(job: Job, held: Carrier | None, drawn: Callable[[], PassInput]) -> ProcessCarrier:
     """Return worker processes, where Python reads the dataset, unless worker_method= says threads."""
     if isinstance(held, ProcessCarrier):
@@ -511,7 +470,7 @@ def process_carrier(job: Job, held: Carrier | None, drawn: Callable[[], PassInpu
     settings = job.settings
     job.loader().check_worker_number_rationality()
     remote = None if settings.iterable else remote_leaves(settings.dataset)
-    context = _context_of(settings, remote=remote is not None and remote.by_client)
+    context = context_of(settings.multiprocessing_context, remote=remote is not None and remote.by_client)
     seeds = _SharedSeeds(settings) if isinstance(settings.dataset, IterDataPipe) else None
     shared_seed = None if seeds is None else seeds.draw()
     drawn()

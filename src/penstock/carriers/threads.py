@@ -132,7 +132,8 @@ class ThreadCarrier(Carrier):
         return FetchedBatch()
 
     def prepare(self, queue: deque[FetchedBatch], *, first: bool) -> bool:
-        super().prepare(queue, first=first)
+        if os.getpid() != self.pid:
+            super().prepare(queue, first=first)  # which raises
         if not first or self._staging is not None or not any(self._copied.changes()):
             return False
         self._crew.close()

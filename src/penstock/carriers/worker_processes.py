@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from time import monotonic
 from typing import Any
 
+import torch.multiprocessing
 from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 
 from penstock.carriers.answers import PinnedAnswers
@@ -24,7 +25,7 @@ from penstock.carriers.copy_trouble import not_picklable
 from penstock.carriers.pipes import ENDED, Answer, Receivers, Sender, close_in_workers
 from penstock.carriers.post_mortem import Identify, WorkerWatch, clear_away, end
 from penstock.carriers.protocol import Command, Signals, WorkerSetup, serve
-from penstock.errors import WorkerDied, WorkerStuck
+from penstock.errors import InvalidOption, WorkerDied, WorkerStuck
 from penstock.sample_notes import add_note
 from penstock.system.warn_user import warn_user
 
@@ -37,6 +38,22 @@ _NOT_PICKLED = (  # in torch's words
     "'forkserver', which requires the worker Process arguments to be picklable. You can also try "
     "multiprocessing.set_start_method('fork')."
 )
+
+
+def context_of(given: Any, *, remote: bool) -> Any:
+    """Return multiprocessing's context for the workers. given: multiprocessing_context=, or None.
+
+    remote: they use the client of object stores, which has no threads in a forked process. Raises InvalidOption where
+    they are to be forked.
+    """
+    if remote and given is None and torch.multiprocessing.get_start_method(allow_none=True) in (None, "fork"):
+        return torch.multiprocessing.get_context("spawn")
+    if remote and given is not None and given.get_start_method() == "fork":
+        raise InvalidOption(
+            "shards in an object store cannot be read by forked processes: give multiprocessing_context='spawn' or "
+            "'forkserver', or worker_method='thread'"
+        )
+    return given or torch.multiprocessing
 
 
 class WorkerProcesses:

@@ -55,7 +55,7 @@ def _pandas() -> Any:
 
 
 def is_table(value: object) -> bool:
-    """Return whether a value is a table or a column of pandas' own classes."""
+    """Return whether a value is a table or a column of pandas' classes."""
     pandas = _pandas()
     return pandas is not None and type(value) in (pandas.DataFrame, pandas.Series)
 

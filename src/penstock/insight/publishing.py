@@ -2,7 +2,7 @@
 
 A process that goes through penstock loaders for more than a second writes a small file into the user's private folder
 (live_files.py), and writes it anew twice a second at most, less often where that takes more than a thousandth of the
-time. The thread that calls next() writes it: a thread of Penstock's own would make os.fork() warn in programs that had
+time. The thread that calls next() writes it: another thread would make os.fork() warn in programs that had
 one thread (Python 3.12 and later), and DataLoader's worker processes are forked. Between two writes each batch costs a
 reading of the clock.
 

@@ -109,7 +109,7 @@ def _foreign(dataset: Any) -> Refusal | None:
 
 
 def _opens_by_pillow() -> bool:
-    """Return whether torchvision's own loader opens files by functions of Pillow's own."""
+    """Return whether torchvision's loader opens files by Pillow's functions."""
     return replaced_in_opening() is None and sys.modules["torchvision"].get_image_backend() == "PIL"
 
 

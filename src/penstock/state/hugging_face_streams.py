@@ -12,13 +12,10 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import itertools
-import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy, deepcopy
-from functools import cache, cached_property, partial
-from io import BytesIO
+from functools import cache, partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -26,9 +23,10 @@ import numpy as np
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
-from penstock.errors import DatasetChanged, InvalidOption
+from penstock.errors import DatasetChanged
 from penstock.recipe.originals import own_class
-from penstock.state.samplers import decoded, encoded
+from penstock.state.packed_states import KeptRows, PackedState, with_kept_rows
+from penstock.state.samplers import decoded
 
 _MODULE = "datasets.iterable_dataset"
 #: The column of a source's tables that says where each row lies.
@@ -100,7 +98,7 @@ class HuggingFaceStream:
         dataset: the user's, which is left as it is.
         place: of the stream, in a pass that was perhaps begun with other workers and ranks.
         strategy: how `split_dataset_by_node` splits; None: it was not called.
-        brief: what is pickled of a state holds the rows of a shuffle buffer only the first time: see `Packed`.
+        brief: what is pickled of a state holds the rows of a shuffle buffer only the first time: see `PackedState`.
     """
 
     def __init__(self, dataset: Any, place: Place, strategy: str | None = None, *, brief: bool = False) -> None:
@@ -118,7 +116,7 @@ class HuggingFaceStream:
         self._sent: set[int] | None = set() if brief else None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._skip, self._state = int(state["skip"]), _with_kept(state["state"])
+        self._skip, self._state = int(state["skip"]), with_kept_rows(state["state"])
         if self._state is not None:
             self._dataset.load_state_dict(self._state)
 
@@ -154,7 +152,7 @@ class HuggingFaceStream:
 
     def state_dict(self) -> dict[str, Any]:
         state = self._dataset._state_dict if self._begun else self._state
-        packed = None if state is None else Packed.of(state, self._sent)
+        packed = None if state is None else PackedState.of(state, self._sent)
         return {"of": list(self._place), "skip": self._skip, "state": packed}
 
 
@@ -171,119 +169,6 @@ class _OneStream:
             return super()._prepare_ex_iterable_for_iteration(*given, **named)  # type: ignore[misc]
         finally:
             self._starting_state_dict = state
-
-
-# --- states on their way from a worker --------------------------------------------------------------------------------
-
-
-class Packed:
-    """A state, pickled: what each batch of a worker brings with it.
-
-    Args:
-        kept: the rows of shuffle buffers that it holds, by their numbers; None: an earlier state has brought them.
-        sent: the numbers of those that were pickled last, which are not pickled again; None: all are.
-    """
-
-    def __init__(self, data: bytes, kept: dict[int, bytes | None], sent: set[int] | None = None) -> None:
-        self.data, self.kept, self._sent = data, kept, sent
-
-    def __deepcopy__(self, memo: object) -> Packed:
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        kept, sent = self.kept, self._sent
-        if sent is not None:  # it comes here when the batch before it in the message could be pickled
-            kept = {number: None if number in sent else rows for number, rows in kept.items()}
-            sent.clear()
-            sent.update(kept)
-        return Packed, (self.data, kept)
-
-    @classmethod
-    def of(cls, state: Any, sent: set[int] | None) -> Packed:
-        file = BytesIO()
-        pickler = _Pickler(file, protocol=pickle.HIGHEST_PROTOCOL)
-        pickler.dump(state)
-        return cls(file.getvalue(), pickler.kept, sent)
-
-    def filled(self, before: Packed | None) -> Packed:
-        """Return this with the rows that an earlier state of the same stream has brought."""
-        known = {} if before is None else before.kept
-        return Packed(self.data, {number: rows or known.get(number) for number, rows in self.kept.items()})
-
-    def plain(self) -> Any:
-        """Return the state as numbers, texts, lists and dictionaries; rows are what the pipeline makes of them."""
-        if None in self.kept.values():
-            raise InvalidOption("the state of a worker is not known: the batch that brought it could not be read")
-        return _Unpickler(self).load()
-
-
-class _Pickler(pickle.Pickler):
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
-        self.kept: dict[int, bytes | None] = {}
-
-    def persistent_id(self, value: Any) -> int | None:
-        if type(value) is not Kept:
-            return None
-        self.kept[value.number] = value.packed
-        return value.number
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, state: Packed) -> None:
-        super().__init__(BytesIO(state.data))
-        self._kept = state.kept
-
-    def persistent_load(self, number: Any) -> Any:
-        return pickle.loads(self._kept[number] or b"")
-
-
-class Kept:
-    """The rows that a shuffle buffer holds when it begins to be refilled. Nobody changes them.
-
-    rows: their positions, an array; a table of Arrow's; a tuple of examples; or what a state holds of any of these.
-    """
-
-    _numbers = itertools.count()
-
-    def __init__(self, rows: Any) -> None:
-        self._rows, self.number = rows, next(Kept._numbers)
-
-    def __deepcopy__(self, memo: object) -> Kept:
-        return self
-
-    @cached_property
-    def packed(self) -> bytes:
-        rows = self._rows
-        if isinstance(rows, dict):
-            found = rows
-        elif isinstance(rows, np.ndarray):
-            found = {"positions": encoded(torch.from_numpy(rows).view(torch.uint8)), "rows": len(rows)}
-        elif isinstance(rows, tuple):
-            found = {"examples": [example for _, example in rows]}
-        else:
-            sink = sys.modules["pyarrow"].BufferOutputStream()
-            with sys.modules["pyarrow"].ipc.new_stream(sink, rows.schema) as writer:
-                writer.write_table(rows)
-            found = {"table": sink.getvalue().to_pybytes()}
-        return pickle.dumps(found)
-
-    def plain(self) -> dict[str, Any]:
-        """Return what a state holds of the rows."""
-        found: dict[str, Any] = pickle.loads(self.packed)
-        return found
-
-
-def _with_kept(state: Any) -> Any:
-    """Return a copy of a state that was loaded, with what it holds of rows as `Kept`."""
-    if isinstance(state, list):
-        return [_with_kept(part) for part in state]
-    if not isinstance(state, dict):
-        return state
-    return {
-        name: Kept(part) if name == "kept" and isinstance(part, dict) else _with_kept(part)
-        for name, part in state.items()
-    }
 
 
 # --- the pipeline -----------------------------------------------------------------------------------------------------
@@ -444,7 +329,10 @@ class _ExactBuffer:
     def _note(self, rng: Any, kept: Any) -> None:
         """Note that the buffer begins to be refilled."""
         self._state_dict.update(
-            previous_state=self.ex_iterable.state_dict(), generator=rng.bit_generator.state, kept=Kept(kept), given=0
+            previous_state=self.ex_iterable.state_dict(),
+            generator=rng.bit_generator.state,
+            kept=KeptRows(kept),
+            given=0,
         )
 
     def _examples(self, kept: Mapping[str, Any]) -> list[Any]:

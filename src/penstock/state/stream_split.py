@@ -21,15 +21,8 @@ from functools import cache, cached_property
 from typing import Any
 
 from penstock.errors import DatasetChanged, InvalidOption
-from penstock.state.hugging_face_streams import (
-    HuggingFaceStream,
-    Packed,
-    Place,
-    fresh_places,
-    loses_rows,
-    place_of,
-    steps_of,
-)
+from penstock.state.hugging_face_streams import HuggingFaceStream, Place, fresh_places, loses_rows, place_of, steps_of
+from penstock.state.packed_states import PackedState
 from penstock.state.streams import Entry, Stream
 from penstock.system.warn_user import warn_user
 from penstock.system.words import counted
@@ -81,10 +74,10 @@ class StreamSplit:
 
     def filled(self, entry: Entry | None, before: Entry | None) -> Entry | None:
         state = None if entry is None else entry["dataset"]["state"]
-        if entry is None or not isinstance(state, Packed):
+        if entry is None or not isinstance(state, PackedState):
             return entry
         known = None if before is None else before["dataset"]["state"]
-        known = known if isinstance(known, Packed) else None
+        known = known if isinstance(known, PackedState) else None
         return {**entry, "dataset": {**entry["dataset"], "state": state.filled(known)}}
 
     def as_state(self, states: Sequence[Entry | None]) -> dict[str, Any]:
@@ -93,7 +86,7 @@ class StreamSplit:
         entries, epoch = [], int(self.dataset.epoch)
         for place, entry in zip(self.places, states, strict=True):
             found = {"of": list(place), **({} if entry is None else entry["dataset"])}
-            if isinstance(found.get("state"), Packed):
+            if isinstance(found.get("state"), PackedState):
                 found["state"] = found["state"].plain()
             if found.get("state") is not None:
                 epoch = found["state"]["epoch"]
