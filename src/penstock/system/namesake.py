@@ -19,14 +19,14 @@ def shares(file: str) -> bool:
     One listing of the folder above finds it: 0.9 ms for 800 entries, where importlib.metadata takes 40 ms to import.
     """
     above = os.path.dirname(os.path.dirname(file))
-    for name in os.listdir(above):
-        if name.startswith("penstock-") and name.endswith(".dist-info"):
-            try:
+    try:
+        for name in os.listdir(above):
+            if name.startswith("penstock-") and name.endswith(".dist-info"):
                 with open(os.path.join(above, name, "RECORD"), encoding="utf-8") as record:
                     if any(line.startswith("penstock/") for line in record):
                         return True
-            except OSError:
-                continue
+    except OSError:  # a package in a zip file, or a distribution without a record
+        pass
     return False
 
 
