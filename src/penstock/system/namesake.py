@@ -20,17 +20,13 @@ def shares(file: str) -> bool:
     """
     above = os.path.dirname(os.path.dirname(file))
     try:
-        names = os.listdir(above)
-    except OSError:  # an archive, or a folder that may only be entered
-        return False
-    for name in names:
-        if name.startswith("penstock-") and name.endswith(".dist-info"):
-            try:
+        for name in os.listdir(above):
+            if name.startswith("penstock-") and name.endswith(".dist-info"):
                 with open(os.path.join(above, name, "RECORD"), encoding="utf-8") as record:
                     if any(line.startswith("penstock/") for line in record):
                         return True
-            except OSError:
-                continue
+    except OSError:  # a package in a zip file, or a distribution without a record
+        pass
     return False
 
 
