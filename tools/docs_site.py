@@ -102,7 +102,12 @@ def on_post_build(config: MkDocsConfig) -> None:
 
 def listed(config: MkDocsConfig) -> Iterator[str]:
     """Yield the lines of llms.txt."""
-    yield f"# {config.site_name}\n\n> {config.site_description}."
+    yield f"# {config.site_name}\n\n> {config.site_description}.\n"
+    yield (
+        "A program changes `from torch.utils.data import DataLoader` to `from penstock import DataLoader`, and keeps "
+        "its datasets, transforms and arguments. `loader.explain()` says who reads the dataset, and why. "
+        "`penstock run --compare train.py` measures the gain of an unchanged script."
+    )
     for item in navigation[0].items:
         yield f"\n## {item.title}\n"
         for page in pages_of(item):

@@ -38,6 +38,13 @@ def test_the_page_has_the_table_of_the_code() -> None:
     assert f"{answered.BEGIN}\n{answered.text()}\n{answered.END}" in page, "run python tools/answered.py"
 
 
+def test_readme_counts_the_libraries() -> None:
+    libraries = {"torch", "numpy", "PIL", "cv2", "torchvision", "soundfile"}
+    assert len(answered.by_library().keys() - libraries) == 4
+    readme = " ".join((answered.PAGE.parents[1] / "README.md").read_text(encoding="utf-8").split())
+    assert "torchvision, soundfile and four other libraries" in readme
+
+
 @pytest.mark.parametrize("patches", [ANSWERED, HOOKS], ids=["answered", "drawn"])
 def test_the_table_is_complete(patches: Patches) -> None:
     for module in MODULES:

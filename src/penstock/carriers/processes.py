@@ -335,7 +335,7 @@ class ProcessCarrier(Carrier):
 
     def at_hand(self, queue: deque[ProcessBatch]) -> bool:
         batches = queue if not self.in_order else [queue[0]]
-        there = any(batch.came or batch.error is not None or batch.worker in self._exhausted for batch in batches)
+        there = any(batch.came or batch.error is not None or batch.worker in self._turns.exhausted for batch in batches)
         return there or self._processes.at_hand([batch.number for batch in batches])
 
     def _is_left_out(self, batch: ProcessBatch) -> bool:
