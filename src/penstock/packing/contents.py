@@ -295,7 +295,7 @@ def tensor_bytes(tensor: torch.Tensor, stem: str) -> tuple[str, bytes]:
         return f"{stem}.pt", file.getvalue()
 
 
-# --- users' datasets ---------------------------------------------------------------------------------------------------
+# --- users' datasets --------------------------------------------------------------------------------------------------
 
 #: How the bytes of a file begin, by suffix.
 _MAGIC = {b"\xff\xd8\xff": ".jpg", b"\x89PNG\r\n\x1a\n": ".png", b"\x93NUMPY": ".npy", b"PK\x03\x04": ".pt"}
