@@ -19,8 +19,7 @@ import pytest
 import torch
 
 import penstock
-from penstock.packing.foreign import index
-from penstock.packing.unpack import unpack
+from penstock.cli import main
 from tests.data import tensor_files
 from tests.packing.packed import contents
 
@@ -65,12 +64,7 @@ def test_a_tar_file(name: str, tmp_path: Path) -> None:
         pytest.skip("a tar header ends at a NUL: the name is the part before it")
     write_tar(folder / "a.tar", [f"{name}.npy"])
     before = listed(tmp_path)
-    try:
-        index(folder)
-        unpack(folder, tmp_path / "deep" / "back")
-    except REFUSED:
-        pass
-    else:
+    if main(["index", str(folder)]) == 0 == main(["unpack", str(folder), str(tmp_path / "deep" / "back")]):
         assert len(name) == 4096 or name in ("", ".."), "a name that stays inside"
     inside = str(tmp_path / "deep")
     assert all(path.startswith(inside) for path in listed(tmp_path) - before)
@@ -83,8 +77,7 @@ def test_members_that_are_no_files(kind: bytes, tmp_path: Path) -> None:
     folder.mkdir()
     write_tar(folder / "a.tar", ["a.npy"])
     write_tar(folder / "b.tar", ["b.npy"], kind)
-    with pytest.raises(REFUSED):
-        index(folder)
+    assert main(["index", str(folder)]) == 2
     assert not any(path.is_symlink() or stat.S_ISFIFO(path.lstat().st_mode) for path in tmp_path.rglob("*"))
 
 
@@ -94,12 +87,10 @@ def test_twins(names: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "tars"
     folder.mkdir()
     write_tar(folder / "a.tar", [name if name.endswith(".npy") else f"{name}.npy" for name in names])
-    try:
-        index(folder)
-    except REFUSED:
+    if main(["index", str(folder)]):
         assert names[0] == names[1]
         return
-    unpack(folder, tmp_path / "back")
+    assert main(["unpack", str(folder), str(tmp_path / "back")]) == 0
     assert len(contents(tmp_path / "back")) == 2
 
 

@@ -21,7 +21,6 @@ import torch
 
 import penstock
 from penstock.cli import main
-from penstock.packing.foreign import index
 from tests.data import tensor_files
 
 ERRORS = (penstock.PenstockError, RuntimeError, ValueError, OSError, TypeError, KeyError, pickle.UnpicklingError)
@@ -111,7 +110,7 @@ def test_members_of_tar_files(kind: str, canary: Any, tmp_path: Path) -> None:
         info = tarfile.TarInfo(f"0{kind[kind.index('.') :]}")
         info.size = len(data)
         archive.addfile(info, io.BytesIO(data))
-    index(folder)
+    assert main(["index", str(folder)]) == 0
     dataset = penstock.Shards(folder)
     for workers in (0, 2):
         with pytest.raises(ERRORS):
