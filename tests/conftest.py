@@ -52,10 +52,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--faults", choices=("short", "full"), default="short", help="how many cases tests/faults runs")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Fork worker processes on every Python: tests/forkserver.py is the other way, the default from 3.14 on."""
     if sys.version_info >= (3, 14):
         multiprocessing.set_start_method("fork", force=True)
+        config.addinivalue_line("filterwarnings", "ignore:This process .* is multi-threaded:DeprecationWarning")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
