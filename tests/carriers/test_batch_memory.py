@@ -234,7 +234,8 @@ def test_labels_that_a_state_is_hashed_of_may_be_resized(listed: bool) -> None:
 
 def test_the_samples_of_a_worker_lie_in_the_pages_of_the_batch_before() -> None:
     script = """
-import resource, numpy, torch, penstock
+import multiprocessing, resource, numpy, torch, penstock
+multiprocessing.set_start_method("fork")
 class Sounds(torch.utils.data.Dataset):
     def __len__(self): return 4 * 80
     def __getitem__(self, index):

@@ -7,7 +7,8 @@ import pytest
 from tests import python_processes
 
 SCRIPT = """
-import resource, sys, types, torch, penstock
+import multiprocessing, resource, sys, types, torch, penstock
+multiprocessing.set_start_method("fork")
 for number in range(4000):
     module = types.ModuleType(f"application.part_{number}")
     vars(module).update({f"name_{number}_{i}": object() for i in range(40)}, load=torch.load)

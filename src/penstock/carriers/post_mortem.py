@@ -133,6 +133,16 @@ _MACHINERY = re.compile(
 )
 
 
+def main_guard(start_method: str) -> str:
+    """Return what to do where the import of the main script ends a worker, or the fork server."""
+    return (
+        f"With the start method {start_method!r} each worker imports the main script: put what the script runs "
+        'under `if __name__ == "__main__":`, else the import makes loaders and starts more workers. Where the '
+        "script does so already, the worker's output on stderr says which import failed, or why the dataset "
+        "could not be unpickled."
+    )
+
+
 class WorkerWatch:
     """Watches the worker processes of an iterator; the iterator's thread uses it.
 
@@ -217,12 +227,7 @@ class WorkerWatch:
             lines.append(f"The cgroup has {size_of(now.in_use)} of memory in use and {limit}{kills}.")
         starting = board.progress(next(iter(self.deaths))).stage == WorkerStage.STARTING
         if starting and first.code == 1 and start_method in ("spawn", "forkserver"):
-            lines.append(
-                f"With the start method {start_method!r} each worker imports the main script: put what the script runs "
-                'under `if __name__ == "__main__":`, else the import makes loaders and starts more workers. Where the '
-                "script does so already, the worker's output on stderr says which import failed, or why the dataset "
-                "could not be unpickled."
-            )
+            lines.append(main_guard(start_method))
         else:
             lines.append(_advice(first, killed))
         return "\n".join(lines)

@@ -23,7 +23,7 @@ from penstock.carriers.answers import PinnedAnswers
 from penstock.carriers.board import Board
 from penstock.carriers.copy_trouble import not_picklable
 from penstock.carriers.pipes import ENDED, Answer, Receivers, Sender, close_in_workers
-from penstock.carriers.post_mortem import Identify, WorkerWatch, clear_away, end
+from penstock.carriers.post_mortem import Identify, WorkerWatch, clear_away, end, main_guard
 from penstock.carriers.protocol import Command, Signals, WorkerSetup, serve
 from penstock.errors import InvalidOption, WorkerDied, WorkerStuck
 from penstock.sample_notes import add_note
@@ -121,6 +121,9 @@ class WorkerProcesses:
                 if why := not_picklable(dataset=work.dataset, collate_fn=work.collate_fn, worker_init_fn=setup.init):
                     add_note(error, why)
                 raise
+            except (ConnectionError, EOFError) as error:  # from Python 3.14 on the fork server imports the script, too
+                guard = main_guard(self._context.get_start_method())
+                raise WorkerDied(f"A worker, or the fork server, ended while a worker was started. {guard}") from error
             self.processes.append(process)
             self._pids.append(process.pid)
             close_in_workers(commands)
