@@ -810,6 +810,9 @@ class WithIndex(Stored):
 
 @form(x=tensors, indices=lambda: np.random.default_rng(9).permutation(SIZE)[:15])
 class Fold(Stored):
+    def __len__(self):
+        return len(self.indices)
+
     def __getitem__(self, idx):
         return self.x[self.indices[idx]], self.indices[idx]
 
