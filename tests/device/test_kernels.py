@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -75,8 +76,9 @@ def test_kernels_make_what_torch_does(script: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_kernels_compile_for_a_gpu() -> None:
+def test_kernels_compile_for_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the interpreter allows, the compiler may not."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     compiler = pytest.importorskip("triton.backends.compiler")
     kernels = importlib.import_module("penstock.device.kernels")
     pointers = {"pixels": "*u8", "table": "*i16", "out": "*i16", "store": "*u8", "fills": "*u8"}
