@@ -128,12 +128,8 @@ class PassFactory:
         return ActorReport()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PassFactory, (
-            self.register,
-            self.seed_warnings,
-            self.caches,
-            self.indexes,
-        )  # a copy counts, and chooses, anew
+        given = self.register, self.seed_warnings, self.caches, self.indexes
+        return PassFactory, given  # a copy counts, and chooses, anew
 
     def stats(self) -> Stats:
         """Return the counters of all passes so far."""
@@ -191,10 +187,10 @@ class PassFactory:
         job = self._job
         if job is None or job.settings is not settings or job.plan is not chosen or job.sends is not sends:
             job = self._job = self._job_of(loader, settings, chosen, epochs, sends=sends)
+        if settings.pin_memory:
+            job.pins = self.pins(settings)  # which warns, once a pass
         if sends:
             job.pins = can_pin(settings, sends=True)
-        elif settings.pin_memory:
-            job.pins = self.pins(settings)  # which warns, once a pass
         return job.of_pass(
             progress=progress,
             substitutes=self.substitutes(settings),

@@ -84,15 +84,17 @@ def _dense(pixels: torch.Tensor) -> torch.memory_format:
     return torch.channels_last if last else torch.contiguous_format
 
 
-def run_kernel(name: str, device: torch.device, *arguments: Any) -> bool:
-    """Have a Triton kernel of `kernels` do the work; False: torch's operations must, and write all of its result.
+def has_kernels(device: torch.device) -> bool:
+    """Return whether Triton kernels run there: a GPU, where Triton is installed, and has made those that were tried."""
+    return _runs_kernels(device) and not _unusable and _kernels() is not None
 
-    So it is where the device is no GPU, Triton is not installed, or has no C compiler.
-    """
-    if not _runs_kernels(device) or _unusable or (kernels := _kernels()) is None:
+
+def run_kernel(name: str, device: torch.device, *arguments: Any) -> bool:
+    """Have a Triton kernel of `kernels` do the work; False: torch's operations must, and write all of its result."""
+    if not has_kernels(device):
         return False
     try:
-        getattr(kernels, name)(*arguments)
+        getattr(_kernels(), name)(*arguments)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # whatever a compiler says

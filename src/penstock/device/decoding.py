@@ -116,9 +116,6 @@ class DecodingCarrier(Carrier):
             )
         return batch
 
-    def at_hand(self, queue: deque[Batch]) -> bool:
-        return queue[0].error is not None or self._readers.at_hand(queue[0])
-
     # --- the batch on its device --------------------------------------------------------------------------------------
 
     def assemble(self, batch: Batch) -> Any:

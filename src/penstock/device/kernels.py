@@ -16,6 +16,15 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _placed(at, size, channels: tl.constexpr, last: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton reads these
+    if last:
+        channel, place = at % channels, at // channels
+    else:
+        channel, place = at // size, at % size
+    return channel, place
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _convert(  # type: ignore[no-untyped-def]  # Triton reads annotations
     pixels,
     table,
@@ -29,10 +38,7 @@ def _convert(  # type: ignore[no-untyped-def]  # Triton reads annotations
     sample = tl.program_id(0).to(tl.int64) * size * channels
     at = tl.program_id(1) * block + tl.arange(0, block)
     inside = at < size * channels
-    if to_last:
-        channel, place = at % channels, at // channels
-    else:
-        channel, place = at // size, at % size
+    channel, place = _placed(at, size, channels, to_last)
     source = place * channels + channel if from_last else channel * size + place
     value = tl.load(pixels + sample + source, mask=inside, other=0).to(tl.int32)
     tl.store(out + sample + at, tl.load(table + channel * 256 + value, mask=inside, other=0), mask=inside)
@@ -59,10 +65,7 @@ def _gather(  # type: ignore[no-untyped-def]
     number, size = tl.program_id(0).to(tl.int64), height * width
     at = tl.program_id(1) * block + tl.arange(0, block)
     inside = at < size * channels
-    if to_last:
-        channel, place = at % channels, at // channels
-    else:
-        channel, place = at // size, at % size
+    channel, place = _placed(at, size, channels, to_last)
     own = maps + number * (height + width)
     row = tl.load(own + place // width, mask=inside, other=0)
     column = tl.load(own + height + place % width, mask=inside, other=0)

@@ -118,10 +118,6 @@ class Readers:
                 raise RuntimeError("the loader's iterator was closed while it waited for a batch")
             return not batch.unfinished
 
-    def at_hand(self, batch: Batch) -> bool:
-        """Return whether wait() would not wait for another thread."""
-        return not (self._threads and batch.unfinished)
-
     def close(self) -> None:
         """End the threads. In a forked child they do not exist, and nothing is done."""
         end_crew(self._threads, self._stop, self._pid)

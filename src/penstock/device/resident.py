@@ -12,15 +12,16 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 import penstock._native as _native
-from penstock.device.arithmetic import Arithmetic, run_kernel
+from penstock.device.arithmetic import Arithmetic, has_kernels, run_kernel
 from penstock.device.copy_stream import CopyStream
+from penstock.device.feed import Feed
 from penstock.order.batches import as_array
 from penstock.order.permutations import Indices
 from penstock.passes.carrier import Carrier
@@ -93,9 +94,9 @@ class Images:
         size = _native.map_size(recipe.native, self._width, self._height)
         assert size is not None and recipe.fills is not None
         self._size = size
-        self._pixels = store.words.view(torch.uint8).view(-1, channels)
-        self._places = torch.int32 if len(self._pixels) < 1 << 31 else torch.int64
         self._images = store.words.view(torch.uint8).view(-1, self._height, self._width, channels)
+        self._pixels = self._images.view(-1, channels)
+        self._places = torch.int32 if len(self._pixels) < 1 << 31 else torch.int64
         fills = [np.frombuffer(fill, np.uint8) for fill in recipe.fills]
         self._fills = _send(np.stack(fills), self._device) if fills else None
 
@@ -106,12 +107,16 @@ class Images:
         _native.axis_maps(self._recipe, seed, epoch, samples, positions, *source, maps.numpy())
         return maps.to(self._device, non_blocking=True)
 
-    def finished(self, index: torch.Tensor, maps: torch.Tensor, finish: Finish) -> torch.Tensor | None:
+    def finished(
+        self, index: torch.Tensor, maps: torch.Tensor, arithmetic: Arithmetic | None, feed: Feed
+    ) -> torch.Tensor | None:
         """Return the images at these positions as the Feed wants them, made by one kernel; None: there is none."""
+        if not has_kernels(self._device):
+            return None
         shape = (len(index), self._images.shape[-1], *self._size)
-        table = None if finish.arithmetic is None else finish.arithmetic.on(self._device, finish.dtype)
+        table = None if arithmetic is None else arithmetic.on(self._device, feed.dtype)
         dtype = torch.uint8 if table is None else table.dtype
-        layout = torch.channels_last if finish.channels_last else torch.contiguous_format
+        layout = torch.channels_last if feed.channels_last else torch.contiguous_format
         out = torch.empty(shape, dtype=dtype, device=self._device, memory_format=layout)
         done = run_kernel("gather", self._device, self._images, index, maps, self._fills, table, out)
         return out if done else None
@@ -135,14 +140,6 @@ class Images:
             colours = self._fills.index_select(0, fills).view(pixels.shape)
             pixels = torch.where(inside.unsqueeze(-1), pixels, colours)
         return pixels.permute(0, 3, 1, 2) if pixels.shape[-1] > 1 else pixels.squeeze(-1).unsqueeze(1)
-
-
-class Finish(NamedTuple):
-    """What is done to the pixels of an image at last."""
-
-    arithmetic: Arithmetic | None = None
-    dtype: torch.dtype | None = None
-    channels_last: bool = False
 
 
 # --- what can be there ------------------------------------------------------------------------------------------------
@@ -270,19 +267,16 @@ class ResidentCarrier(Carrier):
         held: the plan and its arrays, until the carrier is closed.
         resources: workers are not started.
         stream: batches are made on it; None: on the calling thread's current one.
-        finish: what a kernel does to pixels, too, where there is one.
+        feed: what a kernel does to pixels, too, where there is one; None: nothing.
     """
 
     def __init__(
-        self,
-        held: ResidentPlan,
-        resources: PassResources,
-        stream: CopyStream | None = None,
-        finish: Finish | None = None,
+        self, held: ResidentPlan, resources: PassResources, stream: CopyStream | None = None, feed: Feed | None = None
     ) -> None:
         super().__init__(resources)
         self.workers = 0
-        self._plan, self._device, self._finish = held.plan, held.device, finish or Finish()
+        self._plan, self._device, self._feed = held.plan, held.device, feed or Feed("cpu")
+        self._arithmetic = None if held.plan.table is None else Arithmetic(held.plan.table)
         self._held: ResidentPlan | None = held
         self._working = contextlib.nullcontext if stream is None else stream.working
 
@@ -341,7 +335,7 @@ class ResidentCarrier(Carrier):
             if (images := held.images) is None or batch.maps is None:
                 fields = [rows.take(batch.places) for rows in held.rows]
             else:
-                image = images.finished(batch.places, batch.maps, self._finish)
+                image = images.finished(batch.places, batch.maps, self._arithmetic, self._feed)
                 if image is None:
                     image = images.take(batch.places, batch.maps)
                     image = image if plan.table is not None else image.contiguous()
@@ -350,13 +344,13 @@ class ResidentCarrier(Carrier):
             return plan.leaves[0].form.batch(fields if labels is None else [*fields, labels])
 
 
-def resident_carrier(held: ResidentPlan, stream: CopyStream, finish: Finish) -> MakeCarrier:
+def resident_carrier(held: ResidentPlan, stream: CopyStream, feed: Feed) -> MakeCarrier:
     """Return what makes passes of batches that are gathered from data which lives on the device as long as the pass."""
     given = [held]  # the carrier alone keeps the arrays
 
     def make(job: Job, held: Carrier | None, drawn: Callable[[], PassInput]) -> Carrier:
         if given:
-            return ResidentCarrier(given.pop(), job.resources, stream, finish)
+            return ResidentCarrier(given.pop(), job.resources, stream, feed)
         assert held is not None  # the pass that this has made begins anew
         return held
 

@@ -56,8 +56,7 @@ class Target:
         if feed.cache is not None:
             held = resident.hold(plan, self.device)
             if isinstance(held, resident.ResidentPlan):
-                finish = resident.Finish(self.arithmetic(plan), feed.dtype, feed.channels_last)
-                return partial(open_pass, resident.resident_carrier(held, stream, finish))
+                return partial(open_pass, resident.resident_carrier(held, stream, feed))
         decoder = self._decoding(feed, plan, replaces)
         return None if decoder is None else partial(open_pass, decoding_carrier(decoder, self.device, stream))
 
