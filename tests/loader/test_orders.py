@@ -23,12 +23,31 @@ from tests.values import flat, loaded, resumed, stopped, taken
 SIZE = 22
 PYTHON: Any = range(SIZE)
 NATIVE = TensorDataset(torch.arange(SIZE))
+
+
+class Indexing:
+    """Only indexes what it holds: its batches are gathered in the caller's thread, with workers too."""
+
+    def __init__(self) -> None:
+        self.numbers = torch.arange(SIZE)
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.numbers[index]
+
+
+INDEXING: Any = Indexing()
 THREAD = {"worker_method": "thread", "num_workers": 2}
 WORKERS: dict[str, Any] = {
     "native": (NATIVE, {}),
     "native, workers": (NATIVE, {"num_workers": 2}),
     "native, persistent": (NATIVE, {"num_workers": 2, "persistent_workers": True}),
     "inline": (PYTHON, {}),
+    "indexing": (INDEXING, {}),
+    "indexing, workers": (INDEXING, {"num_workers": 2}),
+    "indexing, persistent": (INDEXING, {"num_workers": 2, "persistent_workers": True}),
     "thread": (PYTHON, THREAD),
     "thread, persistent": (PYTHON, {**THREAD, "persistent_workers": True}),
     "process": (PYTHON, {"num_workers": 1}),
@@ -102,6 +121,24 @@ def test_a_distributed_sampler_follows(workers: str) -> None:
     if not own:
         sampler.set_epoch(0)
         assert begun(loader, sampler.set_epoch, 2) == wanted
+
+
+@pytest.mark.parametrize("workers", [name for name in WORKERS if "persistent" in name])
+def test_two_passes_at_once_over_persistent_workers_are_one(workers: str) -> None:
+    dataset, options = WORKERS[workers]
+    theirs = dict.fromkeys(("num_workers", "persistent_workers"))
+    theirs |= {name: options[name] for name in theirs}
+
+    def seen(make: Any) -> Any:
+        torch.manual_seed(3)
+        loader = make()
+        one = iter(loader)
+        first = flat(taken(one, 2))
+        two = iter(loader)
+        return one is two, first, flat(taken(one, 1)), flat(taken(two, 2)), flat(one), flat(two), flat(loader)
+
+    wanted = seen(lambda: TorchDataLoader(dataset, 4, shuffle=True, **theirs))
+    assert seen(lambda: penstock.DataLoader(dataset, 4, shuffle=True, **options)) == wanted
 
 
 def test_the_ledger_says_which_epoch_came(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ CARRIERS: tuple[tuple[Callable[[Job], bool], Open], ...] = (
         lambda job: job.settings.cluster is not None and job.settings.num_workers > 0,
         lambda job, held: iterator.open_pass(actors.actor_carrier, job, held),
     ),
-    (lambda job: job.plan is None, lambda job, held: here.open_here(job, rows=True)),
+    (lambda job: job.plan is None, lambda job, held: here.open_here(job, held, rows=True)),
     (
         lambda job: isinstance(job.plan, NativePlan),
         lambda job, held: iterator.open_pass(native.native_carrier, job, held),
@@ -75,7 +75,7 @@ CARRIERS: tuple[tuple[Callable[[Job], bool], Open], ...] = (
         lambda job, held: iterator.open_pass(processes.process_carrier, job, held),
     ),
     (_in_threads, lambda job, held: iterator.open_pass(threads.thread_carrier, job, held)),
-    (lambda job: True, lambda job, held: here.open_here(job)),
+    (lambda job: True, lambda job, held: here.open_here(job, held)),
 )
 
 
@@ -275,6 +275,7 @@ class PassFactory:
             opens, job = held.made_by
             if follows(job.settings):
                 opens(job, held)
+                held.observers = held.observers  # who reads what the pass counts reads it anew
 
     def read_batch(self, settings: Settings, epoch: int, indices: Indices, positions: Positions) -> Any:
         """Return the batch of these samples, read in the calling thread; not counted."""

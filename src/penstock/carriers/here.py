@@ -85,7 +85,8 @@ class CallerPass(_BaseDataLoaderIter):
     """Counts the loop over the pass, whose observers read what it counts; None: each is told of each batch."""
     _following: tuple[Callable[[], None], ...] = ()
     """What observers do behind each batch that they only read of."""
-    reusable = False
+    reusable = True
+    """A kept one begins anew: it has no workers to lose."""
     _profiled = False  # the profiler knows of the call that is under way
 
     # not torch's: this draws in the same order
@@ -451,8 +452,8 @@ def _learned(settings: Settings) -> indexed.IndexedRows | None:
     return None
 
 
-def open_here(job: Job, *, rows: bool = False) -> CallerPass:
-    """Return a pass in the caller's thread: for what no filler makes.
+def open_here(job: Job, held: Any, *, rows: bool = False) -> CallerPass:
+    """Return a pass in the caller's thread: the one that is held, begun anew, or a new one.
 
     rows: the rows of the dataset are gathered batch by batch.
     """
@@ -467,7 +468,11 @@ def open_here(job: Job, *, rows: bool = False) -> CallerPass:
         # A class sees what a sampler gives.
         sampled = partial(_given_as_lists, batches, seed or 0, epoch)
     learns = gathered is None and settings.known.get("indexed", True) and may_be_gathered(settings)
-    made = CallerPass(
+    if held is not None and type(held) is not CallerPass:
+        held.close()
+        held = None
+    made = CallerPass.__new__(CallerPass) if held is None else held
+    made.__init__(  # type: ignore[misc]
         settings,
         sampled,
         job.draw_base,

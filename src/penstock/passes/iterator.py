@@ -252,9 +252,11 @@ MakeCarrier = Callable[[Job, "Carrier | None", Callable[[], PassInput]], Carrier
 """
 
 
-def open_pass(make: MakeCarrier, job: Job, held: Pass | None) -> Pass:
+def open_pass(make: MakeCarrier, job: Job, held: _BaseDataLoaderIter | None) -> Pass:
     """Return an iterator of the batches: the one that is held, whose carrier is of the same kind, or a new one."""
     drawn = cache(job.pass_input)
+    if not isinstance(held, Pass):  # one in the caller's thread has nothing to end
+        held = None
     carrier = make(job, None if held is None else held.carrier, drawn)
     if held is not None and type(carrier) is not type(held.carrier):
         held.close()
