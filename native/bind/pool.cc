@@ -277,6 +277,7 @@ void bind_pool(nb::module_& m) {
   nb::class_<LoopCounter>(m, "LoopCounter")
       .def(nb::init<>())
       .def("add", &LoopCounter::add, nb::arg("waited"), nb::arg("worked").none(), nb::arg("in_flight") = 0)
+      .def("hand_out", &LoopCounter::hand_out, nb::arg("samples"))
       .def("add_work", &LoopCounter::add_work, nb::arg("seconds"))
       .def("light", &LoopCounter::light, nb::arg("seconds"))
       .def("counts", [](const LoopCounter& self) {

@@ -48,7 +48,7 @@ class LoopCounter {
   // all passes: batches are moved to a device.
   enum StageName : std::size_t { kRead, kCollate, kIterate, kCopy, kStages };
 
-  // What CallerClocks counted: batches and samples that were handed out, and the stages.
+  // Batches and samples that passes handed out, and the stages that CallerClocks counted.
   struct Direct {
     std::uint64_t batches = 0, samples = 0;
     std::array<Stage, kStages> stages;
@@ -68,7 +68,14 @@ class LoopCounter {
     add_locked(waited, worked, 0);
   }
 
-  // Such a pass worked in a stage.
+  // A batch of so many samples is handed out, whose times `add` counts.
+  void hand_out(std::uint64_t samples) noexcept {
+    const std::lock_guard hold(lock_);
+    ++direct_.batches;
+    direct_.samples += samples;
+  }
+
+  // A pass in the caller's thread worked in a stage.
   void add_stage(StageName name, const Stage& work) noexcept {
     const std::lock_guard hold(lock_);
     Stage& total = direct_.stages[name];
@@ -140,8 +147,6 @@ class LoopCounter {
   Direct direct_;
 };
 
-// The clock of one pass in the caller's thread. Its times are those of Python's time.perf_counter(), and no Python code
-// reads a clock for a batch.
 // Counts one piece of work of one stage; belongs to the thread that does it.
 class WorkClock {
  public:
@@ -170,6 +175,8 @@ class WorkClock {
   ThreadClock thread_;
 };
 
+// The clock of one pass in the caller's thread. Its times are those of Python's time.perf_counter(), and no Python code
+// reads a clock for a batch.
 class CallerClock {
  public:
   // Counts into `counter`.

@@ -583,6 +583,9 @@ class LoopCounter:
         worked: seconds between the batch before and the call for this one; None: it is the first of its pass.
         """
 
+    def hand_out(self, samples: int) -> None:
+        """Count a batch that is handed out, and its samples."""
+
     def add_work(self, seconds: float) -> None:
         """Count what a loop did with the last batch of its pass."""
 
@@ -593,8 +596,8 @@ class LoopCounter:
         """Return (batches, in_flight, waited, first_waited, worked, longest_wait, waits): see LoopTimes."""
 
     def direct(self) -> tuple[int, int, tuple[tuple[float, int, float, int, float], ...]]:
-        """Return what passes in the caller's thread counted: batches, samples, and the fields of observe.StageTime for
-        each stage in observe.CALLER_STAGES.
+        """Return batches and samples that were handed out, and the fields of observe.StageTime that passes in the
+        caller's thread counted for each stage in observe.CALLER_STAGES.
         """
 
 class WorkClock:

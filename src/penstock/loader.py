@@ -267,7 +267,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             self.sampler.generator = given.seeded
         self._offer_set_epoch()
         announcements.made(self)
-        if isinstance(self._plan, NativePlan) and not self._plan.reads_files:  # of files a pass opens what is kept
+        if isinstance(self._plan, NativePlan):
             self._planned_for = self._settings(), False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -311,11 +311,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         checkpoint, executors = self._checkpoint, self._pass_factory
         rows = executors.gathers(settings)
         if not (rows or self._plan_serves(settings, sends)):
-            self._plan = planned(settings, raw=sends, begins=True)
+            self._plan = planned(settings, raw=sends)
             self._choose_workers()
             settings = self._settings()
             self._planned_for = settings, sends
-        chosen = None if rows else self._plan
+        chosen = None if rows or self._plan is None else executors.with_kept(self._plan)
         kept = begins and self._iterator is not None
         if settings.num_workers and settings.seed is None and not (kept or settings.on_demand or settings.iterable):
             iter(settings.index_sampler)  # torch's new iterators with workers begin it twice: some samplers draw then

@@ -6,8 +6,8 @@ A plan is made when a pass begins, because a dataset's transform may be changed 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -55,33 +55,33 @@ class NativePlan:
     dataset: Any
     root: Node
     leaves: tuple[NativeSource, ...]
-    program: _native.Program
-    kept: Kept = Kept()  # noqa: RUF009  a tuple
+
+    @cached_property
+    def program(self) -> _native.Program:
+        return _native.Program([[field.filler for field in leaf.fields] for leaf in self.leaves])
+
+    def keeping(self, kept: Kept) -> NativePlan:
+        """Return the plan of a pass that begins, whose files are in the loader's caches and indexes.
+
+        Raises UnsafeCache, and OSError where a cache's folder cannot be made.
+        """
+        leaves: Sequence[NativeSource] = self.leaves
+        if kept.caches is not None:
+            leaves = cached.cached(leaves, kept.caches)
+        if kept.indexes is not None and any(leaf.images is not None for leaf in leaves):
+            leaves = cached.indexed(leaves, kept.indexes)
+        return self if leaves is self.leaves else replace(self, leaves=tuple(leaves))
 
     def same_dataset(self) -> bool:
         """Return whether the dataset is what it was when planned, but for elements of its arrays and lists."""
         return self.root.same_dataset() and self._same_leaves() and collates_as_torch()
 
     def reusable(self) -> bool:
-        """Return whether the plan serves the next pass too: that of sources that last, and are still the same.
-
-        Caches are opened for each pass; indexes learn of what other processes have kept.
-        """
+        """Return whether the plan serves the next pass too: that of sources that last, and are still the same."""
         look_again()
-        caches, indexes = self.kept
-        for leaf in self.leaves:
-            if leaf.reusable is None or (leaf.files is not None and caches is not None) or not leaf.reusable():
-                return False
-        if not (self.same_dataset() and self.same_memory()):
+        if not all(leaf.reusable is not None and leaf.reusable() for leaf in self.leaves):
             return False
-        for index in () if indexes is None else indexes.opened:
-            index.refresh()
-        return True
-
-    @property
-    def reads_files(self) -> bool:
-        """Whether files are read natively, of which caches and indexes of the loader keep something."""
-        return any(leaf.files is not None for leaf in self.leaves)
+        return self.same_dataset() and self.same_memory()
 
     @cached_property
     def same_memory(self) -> Unchanged:
@@ -197,8 +197,8 @@ class PythonPlan:
     """Fills whole batches where Python works, for the user's functions."""
     unseen: bool = False
     """These functions leave the samples to default_collate as they are."""
-    kept: Kept = field(default_factory=Kept)
-    """Of the files that it reads."""
+    kept: Kept = Kept()  # noqa: RUF009  a tuple
+    """Of the files that are read natively."""
     foreign: tuple[object, type] | None = None
     """The dataset, and its class, where that is one that no adapter serves: nothing of it can be native, whatever
     the dataset does now, and the plan serves each pass."""
@@ -206,6 +206,10 @@ class PythonPlan:
     @property
     def reason(self) -> Refusal:
         return self.why()
+
+    def keeping(self, kept: Kept) -> PythonPlan:
+        """Return the plan of a pass that begins, as NativePlan.keeping does."""
+        return self if self.filled is None else replace(self, filled=self.filled.keeping(kept), kept=kept)
 
 
 Plan = NativePlan | PythonPlan
@@ -219,8 +223,6 @@ def plan(
     worker_init_fn: object,
     processes: bool = False,
     raw: bool = False,
-    caches: Caches | None = None,
-    indexes: JpegIndexes | None = None,
 ) -> Plan:
     """Decide what reads a dataset.
 
@@ -231,17 +233,13 @@ def plan(
         worker_init_fn: None for the native core, which has no worker process to call it in.
         processes: worker processes were asked for by name.
         raw: images stay pixels where a NativePlan has their table, for a device to convert.
-        caches: keep the bytes of files.
-        indexes: keep the decoder states of JPEG files.
-
-    Raises UnsafeCache, and OSError where a cache's folder cannot be made.
     """
     if isinstance(dataset, IterableDataset) or processes or is_foreign(dataset):
         why = partial(_why_python, dataset, batched, collate_fn, worker_init_fn, processes)
         return PythonPlan(why, foreign=(dataset, type(dataset)))
     look_again()
     with outside_inference():  # what a plan holds outlives the mode
-        return _plan_known(dataset, batched, collate_fn, worker_init_fn, raw, Kept(caches, indexes))
+        return _plan_known(dataset, batched, collate_fn, worker_init_fn, raw)
 
 
 def _why_python(dataset: object, batched: bool, collate_fn: object, worker_init_fn: object, processes: bool) -> Refusal:
@@ -256,24 +254,22 @@ def _why_python(dataset: object, batched: bool, collate_fn: object, worker_init_
     return refusal or unknown(dataset)
 
 
-def _plan_known(
-    dataset: object, batched: bool, collate_fn: object, worker_init_fn: object, raw: bool, kept: Kept
-) -> Plan:
+def _plan_known(dataset: object, batched: bool, collate_fn: object, worker_init_fn: object, raw: bool) -> Plan:
     """Decide what reads a dataset of a class that an adapter serves."""
     refusal = refuse_options(batched, collate_fn, worker_init_fn)
     if refusal is None:
-        found = _natively(dataset, raw, kept)
+        found = _natively(dataset, raw)
         return PythonPlan(lambda: found) if isinstance(found, Refusal) else found
     if is_dataset(dataset):  # the rows of a table are dictionaries, which no batch is filled with for code of a user's
-        return PythonPlan(lambda: refusal, kept=kept)
+        return PythonPlan(lambda: refusal)
     # Whether the collate_fn leaves the samples to torch's default_collate, all of them as they are.
     unseen = collate_fn is None or collate_fn is default_collate or only_collates(collate_fn)
     unseen = unseen and replaced_in_collating() is None and collates_as_torch()
-    filled = fill_plan(dataset, kept, unseen=unseen) if batched and replaced_fetcher() is None else None
-    return PythonPlan(lambda: refusal, filled, unseen, kept)
+    filled = fill_plan(dataset, unseen=unseen) if batched and replaced_fetcher() is None else None
+    return PythonPlan(lambda: refusal, filled, unseen)
 
 
-def fill_plan(dataset: object, kept: Kept, *, unseen: bool) -> NativePlan | None:
+def fill_plan(dataset: object, *, unseen: bool) -> NativePlan | None:
     """Return how the native core fills the batches of a dataset for code of the user's.
 
     None: it does not, or a batch may hold other elements than the samples one by one; or lies in an object store.
@@ -281,7 +277,7 @@ def fill_plan(dataset: object, kept: Kept, *, unseen: bool) -> NativePlan | None
     unseen: the code leaves the samples to default_collate; else they must lie as the dataset's samples do.
     """
 
-    found = _natively(dataset, False, kept)
+    found = _natively(dataset, False)
     if isinstance(found, Refusal) or any(
         leaf.form.keys is not None or leaf.remote is not None for leaf in found.leaves
     ):
@@ -293,18 +289,13 @@ def fill_plan(dataset: object, kept: Kept, *, unseen: bool) -> NativePlan | None
     return found
 
 
-def _natively(dataset: object, raw: bool, kept: Kept) -> NativePlan | Refusal:
+def _natively(dataset: object, raw: bool) -> NativePlan | Refusal:
     """Return how the native core fills the batches of a dataset, or why it cannot."""
     tree = build(dataset, raw)
     if isinstance(tree, Refusal):
         return tree
     root, leaves = tree
-    if kept.caches is not None:
-        leaves = cached.cached(leaves, kept.caches)
-    if kept.indexes is not None:
-        leaves = cached.indexed(leaves, kept.indexes)
-    program = _native.Program([[field.filler for field in leaf.fields] for leaf in leaves])
-    return NativePlan(dataset, root, tuple(leaves), program, kept)
+    return NativePlan(dataset, root, tuple(leaves))
 
 
 def refuse_options(batched: bool, collate_fn: object, worker_init_fn: object) -> Refusal | None:

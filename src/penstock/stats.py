@@ -171,29 +171,27 @@ class Counters(Observer):
 
     def __init__(self) -> None:
         self._lock = ProcessLock()
-        self._batches = 0
-        self._samples = 0
         self.meter = Meter()
         self.loop = LoopMeter(self.meter.counter)
         self._read_by_python: dict[str, int] = {}
 
     def delivered(self, delivery: Delivery) -> None:
         """Count a batch handed to the user, and why Python read some of its samples."""
-        with self._lock:
-            self._batches += 1
-            self._samples += delivery.samples
-            for reason in delivery.read_by_python:
-                self._read_by_python[reason] = self._read_by_python.get(reason, 0) + 1
+        self.meter.counter.hand_out(delivery.samples)
+        if delivery.read_by_python:
+            with self._lock:
+                for reason in delivery.read_by_python:
+                    self._read_by_python[reason] = self._read_by_python.get(reason, 0) + 1
 
     @property
     def batches(self) -> int:
         """Batches handed to the user."""
-        return self._batches + self.meter.counter.direct()[0]
+        return self.meter.counter.direct()[0]
 
     @property
     def samples(self) -> int:
         """Samples handed to the user."""
-        return self._samples + self.meter.counter.direct()[1]
+        return self.meter.counter.direct()[1]
 
     def snapshot(
         self,
@@ -204,8 +202,9 @@ class Counters(Observer):
         fillers: ActorCounts | None = None,
     ) -> Stats:
         """Return the counters now, with the given (lent, free, created) buffers, tiers and so on."""
+        batches, samples, _ = self.meter.counter.direct()
         with self._lock:
-            batches, samples, read_by_python = self.batches, self.samples, dict(self._read_by_python)
+            read_by_python = dict(self._read_by_python)
         meter, loop = self.meter, self.loop.times()
         stages, calls, reading = meter.stages(), meter.calls.counts(), meter.reading.counts()
         counted = (batches, samples, loop.waited, read_by_python)

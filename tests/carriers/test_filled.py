@@ -247,7 +247,7 @@ def test_a_cache(folder, tmp_path, collate):
 def test_what_a_spawned_worker_gets(folder, tmp_path):
     dataset = images(folder)
     loader = penstock.DataLoader(dataset, batch_size=8, collate_fn=handed_on, cache=tmp_path / "cache")
-    chosen = planned(loader._settings(), begins=True)
+    chosen = loader._pass_factory.with_kept(planned(loader._settings()))
     assert isinstance(chosen, PythonPlan)
     sent = pickle.loads(pickle.dumps(loader._pass_factory.worker(loader._settings(), chosen)))
     for _ in range(2):

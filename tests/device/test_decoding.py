@@ -33,7 +33,7 @@ from penstock.device.feed import Feed
 from penstock.device.feeding import Feeding
 from penstock.errors import CorruptSample, ImageTooLarge, InvalidOption, MissingSample, ShapeMismatch
 from penstock.passes.iterator import Pass
-from penstock.plan import NativePlan
+from penstock.plan import Kept, NativePlan
 from penstock.sample_notes import add_note
 from penstock.stats import Counters
 from penstock.storage.tiers import caches_of
@@ -329,7 +329,8 @@ def test_a_cache_keeps_what_the_decoder_takes(root):
     expected = list(on_device(dataset, numbers))
     assert caches is not None
     for _ in range(2):
-        assert_same(list(Pass(filler(native_plan(dataset, caches=caches)), pass_input(numbers))), expected)
+        kept = native_plan(dataset).keeping(Kept(caches))
+        assert_same(list(Pass(filler(kept), pass_input(numbers))), expected)
     counts = caches.counts()["memory"]
     assert counts.samples == len(dataset) and counts.hits >= len(dataset)
 

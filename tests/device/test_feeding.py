@@ -32,6 +32,7 @@ from penstock.stats import Counters
 from tests.accelerator import DEVICE, LateStream, PromptStream, replaced_by_late_streams, replaced_by_the_cpu
 from tests.data import Made, in_memory, photo_files
 from tests.forking import assert_in_child
+from tests.resources import collect
 from tests.same import assert_same
 from tests.values import taken
 from tests.waiting import wait_until
@@ -595,7 +596,11 @@ def test_an_error_of_a_sample_is_raised_at_its_batch(late: list[LateStream]) -> 
     with pytest.raises(ValueError, match="thirteen"):
         next(iterator)
     assert [labels.tolist() for _, labels in iterator] == [[16, 17, 18, 19]]
-    assert len(taken(iter(loader), 3)) == 3
+    left: Any = iter(loader)
+    assert len(taken(left, 3)) == 3
+    left = weakref.ref(left)  # the error of the batch that was sent ahead holds the pass
+    collect()
+    assert left() is None
 
 
 def test_a_forked_child_is_told(late: list[LateStream]) -> None:

@@ -126,8 +126,7 @@ def test_a_distributed_sampler_follows(workers: str) -> None:
 @pytest.mark.parametrize("workers", [name for name in WORKERS if "persistent" in name])
 def test_two_passes_at_once_over_persistent_workers_are_one(workers: str) -> None:
     dataset, options = WORKERS[workers]
-    theirs = dict.fromkeys(("num_workers", "persistent_workers"))
-    theirs |= {name: options[name] for name in theirs}
+    theirs: dict[str, Any] = {name: options[name] for name in ("num_workers", "persistent_workers")}
 
     def seen(make: Any) -> Any:
         torch.manual_seed(3)

@@ -24,7 +24,7 @@ from penstock.observe import Delivery, Meter, Observer
 from penstock.passes.carrier import Carrier
 from penstock.passes.iterator import Pass
 from penstock.passes.values import PassInput, PassResources
-from penstock.plan import NativePlan, plan
+from penstock.plan import Kept, NativePlan, plan
 from penstock.recipe.patches import Lease
 from penstock.sample_notes import add_note
 from penstock.showing import said
@@ -182,11 +182,8 @@ class _Work:
         self._job, self._number = job, number
         self._plan = None
         if job.native:
-            found = plan(
-                job.dataset, batched=True, collate_fn=job.collate_fn, worker_init_fn=None, raw=job.raw,
-                caches=job.caches,
-            )  # fmt: skip
-            self._plan = found if isinstance(found, NativePlan) else None
+            found = plan(job.dataset, batched=True, collate_fn=job.collate_fn, worker_init_fn=None, raw=job.raw)
+            self._plan = found.keeping(Kept(job.caches)) if isinstance(found, NativePlan) else None
             if job.raw and (self._plan is None or self._plan.table is None):
                 raise ClusterError(
                     "this node cannot read the dataset natively as the trainer can: install the same packages on it"

@@ -23,7 +23,7 @@ from penstock.order.permutations import Epochs, Indices, Positions
 from penstock.passes.carrier import Carrier
 from penstock.passes.job import BaseSeed, Job, Open, can_pin, is_small, planned, reads_ahead, settled, worker_of
 from penstock.passes.values import IN_FLIGHT, ActorReport, PassInput, PassResources
-from penstock.plan import NativePlan, Plan, PythonPlan
+from penstock.plan import Kept, NativePlan, Plan, PythonPlan
 from penstock.recipe.unseeded_generators import SeedWarnings
 from penstock.settings import Method, Settings
 from penstock.state.progress import Progress
@@ -31,10 +31,9 @@ from penstock.state.substitutes import Register, Substitutes, population
 from penstock.stats import Counters, Stats
 from penstock.storage.jpeg_index import JpegIndexes
 from penstock.storage.tiers import Caches
-from penstock.system import locks
 from penstock.system.deferred import deferred
 from penstock.system.limits import cpu_quota, host_cpus
-from penstock.system.process_events import end_openmp_at_forks
+from penstock.system.process_events import end_openmp_at_forks, is_new_child
 from penstock.system.randomness import sample_number
 from penstock.system.warn_user import warn_user
 from penstock.verdict import log_verdict
@@ -115,6 +114,7 @@ class PassFactory:
         self._logs = False  # why the loop waited is logged when the loader is gone
         self._job: Job | None = None  # what the passes have in common, while settings and plan are what they were
         self._open: Open | None = None  # opens them
+        self._opened: tuple[Plan, Plan] | None = None  # a plan, and the same with what is kept of its files
         self._latest: Callable[[], Any] = lambda: None  # returns the iterator of the latest pass; None: it is gone
 
     @cached_property
@@ -174,6 +174,18 @@ class PassFactory:
     def gathers(self, settings: Settings) -> bool:
         """Return whether torch gathers the rows of a pass with these settings, which needs no plan."""
         return self.register is None and gathers_rows(settings)
+
+    def with_kept(self, made: Plan) -> Plan:
+        """Return a plan as the pass that begins goes by it: with what the loader keeps of its files.
+
+        Caches are opened for each pass; indexes learn of what other processes have kept.
+        """
+        if self._opened is None or made is not self._opened[0] or self.caches is not None:
+            self._opened = made, made.keeping(Kept(self.caches, self.indexes))
+        else:
+            for index in self.indexes.opened:
+                index.refresh()
+        return self._opened[1]
 
     def job(
         self, loader: Any, settings: Settings, chosen: Plan | None, progress: Progress, epochs: Epochs, *, sends: bool
@@ -240,7 +252,7 @@ class PassFactory:
             on_device: opens a pass whose batches are made on the device; None: the host makes them.
         """
         settings, streams = job.settings, job.streams
-        if locks.is_new_child():
+        if is_new_child():
             # Each thread's first operation uses torch's pool, and two at once may find none ("Invalid thread pool!"):
             # it is made anew in a forked child, before threads are started.
             torch.set_num_threads(torch.get_num_threads())
@@ -314,8 +326,8 @@ class PassFactory:
             in_flight=settings.in_flight,
             buffers=self._memory(settings, chosen, pinned=can_pin(settings, sends=sends)),
             meter=self.counters.meter,
-            shared=self.shared,
-            fillers=self.fillers,
+            shared=None if isinstance(chosen, NativePlan) else self.shared,
+            fillers=None if settings.cluster is None else self.fillers,
             timeout=settings.timeout,
             ahead=reads_ahead(settings),
             settled=settled(settings),

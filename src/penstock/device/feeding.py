@@ -16,6 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, Generic, NoReturn, TypeVar
 
 import torch.utils.data
@@ -237,7 +238,9 @@ class Feeding(Generic[T]):
             self.sender = ThreadSender(source, stream, self._mover, feed.depth)
         else:
             self.sender = InlineSender(source, stream, self._mover, 1 if at_hand is reads_here else feed.depth, at_hand)
-        self._end = weakref.finalize(self, self.sender.close, end_source)
+        self._end: Callable[[], object] = partial(self.sender.close, end_source)
+        if isinstance(self.sender, ThreadSender):  # an error that was sent ahead inline holds this object
+            self._end = weakref.finalize(self, self._end)
 
     def __iter__(self) -> Feeding[T]:
         return self

@@ -167,12 +167,8 @@ Open = Callable[[Job, Any], Any]
 """Returns an iterator of the batches of a pass: the one of the pass before, where that can make them, or a new one."""
 
 
-def planned(settings: Settings, *, raw: bool = False, begins: bool = False) -> Plan:
-    """Return the plan for a loader's dataset as it is now.
-
-    raw: images stay pixels for a device to convert. begins: of a pass that begins, which fills the loader's caches
-    and indexes.
-    """
+def planned(settings: Settings, *, raw: bool = False) -> Plan:
+    """Return the plan for a loader's dataset as it is now. raw: images stay pixels for a device to convert."""
     return plan(
         settings.dataset,
         batched=settings.batched,
@@ -180,8 +176,6 @@ def planned(settings: Settings, *, raw: bool = False, begins: bool = False) -> P
         worker_init_fn=settings.worker_init_fn,
         processes=settings.method is Method.PROCESS,
         raw=raw,
-        caches=settings.caches if begins else None,
-        indexes=settings.indexes if begins else None,
     )
 
 

@@ -94,14 +94,6 @@ class ProcessLock:
 
 
 _HELD: weakref.WeakSet[HeldFile] = weakref.WeakSet()
-_process = os.getpid()
-
-
-def is_new_child() -> bool:
-    """Return whether this process was forked since the last call, or else since penstock was imported."""
-    global _process
-    before, _process = _process, os.getpid()
-    return before != _process
 
 
 def _forked() -> None:

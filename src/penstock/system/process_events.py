@@ -14,6 +14,7 @@ from functools import partial
 Hook = Callable[[], object]
 
 _registered: dict[object, object] = {}
+_process = os.getpid()
 
 
 def at_fork(
@@ -38,6 +39,13 @@ def end_openmp_at_forks() -> None:
     """
     if _is_first(end_openmp_at_forks) and (pause := getattr(ctypes.CDLL(None), "omp_pause_resource_all", None)):
         os.register_at_fork(before=partial(pause, 1))  # omp_pause_soft
+
+
+def is_new_child() -> bool:
+    """Return whether this process was forked since the last call, or else since penstock was imported."""
+    global _process
+    before, _process = _process, os.getpid()
+    return before != _process
 
 
 def _is_first(what: object) -> bool:

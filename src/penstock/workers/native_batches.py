@@ -120,7 +120,8 @@ class NativeBatches:
         if self._refused == (task.seed, task.epoch):
             return None
         if self._plan is None or not _serves(self._plan):
-            self._plan = fill_plan(self._dataset, self._kept, unseen=self.unseen)
+            found = fill_plan(self._dataset, unseen=self.unseen)
+            self._plan = None if found is None else found.keeping(self._kept)
         if self._plan is None or not _serves(self._plan):
             self._plan, self._refused = None, (task.seed, task.epoch)
             return None
