@@ -7,7 +7,6 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing.context import SpawnContext
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -100,18 +99,13 @@ class MultiEpoch(Torchs):
 
 
 class Collater:
-    """As PyTorch Geometric's: makes one object of those of a batch, without some keys."""
+    """As PyTorch Geometric's: makes an object of its own of each batch."""
 
     def __init__(self, dataset: Any, exclude: list[str]) -> None:
         self.dataset, self.exclude = dataset, exclude
 
     def __call__(self, samples: list[Any]) -> Any:
-        if not isinstance(samples[0], SimpleNamespace):
-            return default_collate(samples)
-        kept = [name for name in vars(samples[0]) if name not in self.exclude]
-        joined = {name: torch.cat([getattr(sample, name) for sample in samples]) for name in kept}
-        sizes = torch.tensor([len(getattr(sample, kept[0])) for sample in samples])
-        return {**joined, "batch": torch.repeat_interleave(torch.arange(len(samples)), sizes)}
+        return {"x": default_collate(samples), "batch": torch.arange(len(samples))}
 
 
 class Graphs(Torchs):
@@ -213,6 +207,18 @@ class Guarded(Torchs):
 
     def __eq__(self, other: object) -> bool:
         return True
+
+
+class Explicit(Torchs):
+    """Names the class whose __init__ it calls."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self.early = True
+        Torchs.__init__(self, *arguments, **named)
+
+
+class Mixed(type("Mixin", (), {}), Torchs):  # type: ignore[misc]
+    """Has another base."""
 
 
 class Plain(Torchs):

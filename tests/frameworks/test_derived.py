@@ -11,7 +11,6 @@ import pickle
 import random
 import weakref
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,24 +33,15 @@ from tests.same import assert_same
 from tests.values import flat, listed
 from tests.waiting import run_in_threads, wait_until
 
-ITERATOR = vars(tud.DataLoader)["_get_iterator"]
 WORKERS: list[dict[str, Any]] = [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
 OURS = [kinds.Infinite, kinds.Lazy, kinds.MultiEpoch, kinds.Graphs, kinds.Nodes, kinds.Seeding, kinds.Buffered]
-OURS += [kinds.Guarded, kinds.Plain]
+OURS += [kinds.Guarded, kinds.Explicit, kinds.Mixed, kinds.Plain]
 TORCHS = {
     kinds.OwnIterators: "its own code makes the iterators: _get_iterator() of OwnIterators",
     kinds.OwnLoop: "its own code makes the iterators: __iter__() of OwnLoop",
     kinds.OwnSampler: "torch makes the batches: it overrides _index_sampler",
     kinds.Duck: "torch makes the batches: 'Duck' object has no attribute 'batch_size'",
 }
-
-
-@pytest.fixture
-def installed() -> Iterator[Any]:
-    with penstock.install() as installed:
-        yield installed
-    assert vars(tud.DataLoader)["_get_iterator"] is ITERATOR
-    assert "__init_subclass__" not in vars(tud.DataLoader)
 
 
 class Stream(tud.IterableDataset[Any]):
@@ -135,17 +125,6 @@ def test_samplers_draw_when_they_would_draw_for_torchs_iterators(
     wanted = found()
     with penstock.install():
         assert_same(found(), wanted)
-
-
-@pytest.mark.usefixtures("installed")
-def test_a_collater_makes_its_objects() -> None:
-    def graph(index: int) -> SimpleNamespace:
-        return SimpleNamespace(x=torch.full((index % 3 + 1, 2), index), edges=torch.arange(index), secret=index)
-
-    loader = kinds.Graphs(Made(graph, 6), 3, exclude_keys=["secret", "edges"], num_workers=1)
-    first = next(iter(loader))
-    assert list(first) == ["x", "batch"] and first["batch"].tolist() == [0, 1, 1, 2, 2, 2]
-    assert type(loader._get_iterator()) is Pass
 
 
 @pytest.mark.parametrize("kind", TORCHS)
@@ -373,16 +352,6 @@ def test_threads_and_children_may_begin_passes() -> None:
     assert_in_child(check)
 
 
-def test_another_exchange_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    penstock.install()
-    with monkeypatch.context() as patch:
-        patch.setattr(tud.DataLoader, "_get_iterator", ITERATOR)
-        with pytest.raises(RuntimeError, match="_get_iterator was replaced by other code"):
-            penstock.uninstall()
-    penstock.uninstall()
-    assert vars(tud.DataLoader)["_get_iterator"] is ITERATOR
-
-
 # --- subclasses of ours ----------------------------------------------------------------------------------------------
 
 
@@ -406,35 +375,6 @@ def test_the_same_over_our_loader(kind: Any, options: dict[str, Any]) -> None:
 
 
 # --- frameworks over these -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of torch, for what Lightning does
-def test_lightnings_combined_loader() -> None:
-    combined = pytest.importorskip("lightning.pytorch.utilities.combined_loader")
-
-    def found() -> Any:
-        seeded()
-        loaders = {"a": kinds.Plain(Drawing(7), 2, shuffle=True), "b": kinds.Infinite(rows(9), 3)}
-        return [listed([batch["a"], batch["b"], index]) for batch, index, _ in combined.CombinedLoader(loaders)]
-
-    wanted = found()
-    with penstock.install() as installed:
-        assert found() == wanted
-        assert installed.explain().count("Penstock makes the batches") == 2
-
-
-def test_accelerates_shard() -> None:
-    accelerate = pytest.importorskip("accelerate")
-
-    def found() -> Any:
-        seeded()
-        loader = accelerate.Accelerator(cpu=True).prepare(kinds.Graphs(Drawing(7), 2, True))
-        return [listed(loader) for _ in range(2)]
-
-    wanted = found()
-    with penstock.install() as installed:
-        assert found() == wanted
-        assert "torch.utils.data.dataloader.DataLoader: Penstock makes the batches" in installed.explain()
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # which torchdata calls
