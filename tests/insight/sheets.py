@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import html
 import io
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -38,50 +40,25 @@ class Cell(NamedTuple):
     texts: tuple[str, ...]
 
 
-class Sheet(Page):
-    """The page of a sheet."""
+class Sheet:
+    """A sheet's page, which is well-formed."""
 
     def __init__(self, text: str) -> None:
-        self.cells: list[Cell] = []
-        self.title, self.notes, self._words = "", list[str](), ""
-        super().__init__(text)
+        self.text, self.tags = text, Page(text).tags
+        head, *figures = text.partition("<header>")[2].split("<figure>")
+        (self.title,), self.notes = _texts("h1", head), _texts("p", head)
+        self.cells = []
+        for figure in figures:
+            data = re.findall('src="data:image/png;base64,([^"]+)"', figure)
+            pictures = [np.asarray(Image.open(io.BytesIO(base64.b64decode(one)))) for one in data]
+            names = [html.unescape(one) for one in re.findall('title="([^"]*)"', figure)]
+            (id_,) = _texts("p class=.id.", figure)
+            self.cells.append(Cell(id_, pictures, names, tuple(_texts("p", figure))))
+        self.ids, self.texts = [cell.id for cell in self.cells], [cell.texts for cell in self.cells]
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        super().handle_starttag(tag, attrs)
-        named = dict(attrs)
-        if tag == "figure":
-            self.cells.append(Cell("", [], [], ()))
-        elif tag == "img":
-            kind, _, data = (named["src"] or "").partition(",")
-            assert kind == "data:image/png;base64"
-            self.cells[-1].pictures.append(np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))))
-            self.cells[-1].names.append(named["title"] or "")
-        if tag != "wbr":
-            self._words = ""
 
-    def handle_data(self, data: str) -> None:
-        super().handle_data(data)
-        self._words += data
-
-    def handle_endtag(self, tag: str) -> None:
-        super().handle_endtag(tag)
-        if tag == "h1":
-            self.title = self._words
-        elif tag == "p" and not self.cells:
-            self.notes.append(self._words)
-        elif tag == "p":
-            cell = self.cells[-1]
-            self.cells[-1] = (
-                cell._replace(texts=(*cell.texts, self._words)) if cell.id else cell._replace(id=self._words)
-            )
-
-    @property
-    def ids(self) -> list[str]:
-        return [cell.id for cell in self.cells]
-
-    @property
-    def texts(self) -> list[tuple[str, ...]]:
-        return [cell.texts for cell in self.cells]
+def _texts(tag: str, page: str) -> list[str]:
+    return [html.unescape(one.replace("<wbr>", "")) for one in re.findall(f"<{tag}>(.*?)</", page, re.DOTALL)]
 
 
 def view(what: Any, file: Path, *options: str) -> None:

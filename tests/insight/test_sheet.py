@@ -15,8 +15,10 @@ import torch
 from PIL import Image
 
 from penstock.errors import InvalidOption
+from penstock.insight.sheet import contact_sheet, write_sheet
+from penstock.insight.view import sheet_of
 from tests.data import Made
-from tests.insight.sheets import Once, shown, view, viewed
+from tests.insight.sheets import Once, Sheet, shown, view, viewed
 
 DRAW = np.random.default_rng(3)
 BYTES = DRAW.integers(0, 256, (4, 3, 12, 10), dtype=np.uint8)
@@ -221,6 +223,28 @@ def test_objects_of_the_users() -> None:
     assert texts[0] == "0: Silent" and len(texts[1]) < 250
 
 
+def test_from_python(tmp_path: Path) -> None:
+    dataset = Made(lambda index: (IMAGES[index], index), 4)
+    sheet = sheet_of(dataset, 1, batch_size=3)
+    assert ([cell.id for cell in sheet.cells], sheet.title) == (
+        ["3"],
+        "Made: batch 1 of a penstock.DataLoader, 1 sample",
+    )
+    sheet = contact_sheet([IMAGES, torch.arange(4)], list("abcd"), columns=3, title="cats")
+    assert [(cell.id, *cell.texts) for cell in sheet.cells] == [("a", "0"), ("b", "1"), ("c", "2"), ("d", "3")]
+    assert (sheet.title, sheet.columns) == ("cats", 3)
+    write_sheet(sheet, tmp_path / "a.html")
+    assert Sheet((tmp_path / "a.html").read_text()).title == "cats"
+    for wrong in ("a.jpg", "a", "-", "a.png.gz"):
+        with pytest.raises(InvalidOption, match=r"\.png or \.html"):
+            write_sheet(sheet, wrong)
+    for most, columns in ((0, None), (64, -1)):
+        with pytest.raises(InvalidOption, match="at least 1"):
+            contact_sheet(IMAGES, most=most, columns=columns)
+    with pytest.raises(InvalidOption, match="counted from 0"):
+        sheet_of(dataset, -1)
+
+
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
@@ -277,7 +301,7 @@ class Evil(Made):
         super().__init__(lambda index: (IMAGES[index], EVIL[index]), 4)
 
 
-def test_a_page_holds_its_pictures_labels_and_ids(tmp_path: Path) -> None:
+def test_a_page_holds_its_pictures_labels_and_ids() -> None:
     kind = type("<b>title</b>", (Evil,), {})
     sheet = viewed(kind())
     tags = [tag for tag, _ in sheet.tags]
@@ -287,8 +311,7 @@ def test_a_page_holds_its_pictures_labels_and_ids(tmp_path: Path) -> None:
     assert "<b>title</b>" in sheet.title and {"script", "b", "i"}.isdisjoint(tags) and tags.count("h1") == 1
     assert [value for name, value in attributes if name == "alt"] == [f"{evil} 0" for evil in EVIL]
     assert not [name for name, _ in attributes if name.startswith("on") or name == "href"]
-    view(kind(), tmp_path / "sheet.html")
-    page = (tmp_path / "sheet.html").read_text()
+    page = sheet.text
     assert "prefers-color-scheme: dark" in page and 'content="light dark"' in page and "default-src 'none'" in page
     assert not re.search(r"https?:|//|@import|url\(", re.sub(r"base64,[^\"]+", "", page).replace("</", ""))
 
@@ -328,12 +351,11 @@ def test_a_read_only_file_is_not_replaced(tmp_path: Path) -> None:
         view(Once(None), tmp_path / "a.png")
 
 
-def test_cells_of_a_page_are_as_wide_as_their_names(tmp_path: Path) -> None:
+def test_cells_of_a_page_are_as_wide_as_their_names() -> None:
     def page_of(ids: list[str], *options: str) -> str:
         dataset: Any = Made(lambda index: (IMAGES[index], index), 4)
         dataset.list_IDs = ids
-        view(dataset, tmp_path / "sheet.html", *options)
-        return (tmp_path / "sheet.html").read_text()
+        return viewed(dataset, *options).text
 
     page = page_of(["cats/a.jpg", "dogs/" + 30 * "b", 90 * "c", "d"], "--columns", "3")
     assert "repeat(auto-fill, minmax(min(100%, 328px), 1fr))" in page and "calc(3 * (328px" in page

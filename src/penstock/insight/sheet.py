@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import io
 import math
+import os
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -68,27 +69,32 @@ class Sheet(NamedTuple):
 
 def contact_sheet(
     batch: Any,
-    ids: Sequence[str] | None,
-    title: str,
+    ids: Sequence[str] | None = None,
     *,
-    listed: bool,
-    classes: Sequence[str] | None,
-    undo: Normalisation | None,
-    most: int,
-    columns: int | None,
+    listed: bool = False,
+    classes: Sequence[str] | None = None,
+    undo: Normalisation | None = None,
+    most: int = MOST,
+    columns: int | None = None,
+    title: str = "",
 ) -> Sheet:
     """Return the contact sheet of a batch.
 
     Args:
         batch: of any structure: tensors, arrays and PIL images in tuples, lists, mappings, named tuples, dataclasses.
         ids: the ID of each sample; None: their positions in the batch, and as many as the batch shows.
-        title: the first line.
         listed: the batch is a list of samples, which were not put together.
         classes: names of the classes by label.
         undo: the normalisation that was applied to pictures of floats.
         most: samples of the sheet at most, from the first on.
         columns: samples in a row; None: about as many as rows.
+        title: the first line.
+
+    Raises:
+        InvalidOption: most or columns is below 1.
     """
+    if min(most, 1 if columns is None else columns) < 1:
+        raise InvalidOption(f"most={most}, columns={columns}: a sheet has at least 1")
     count = None if ids is None else len(ids)
     samples, whole = ([flat(one) for one in batch], {}) if listed else taken_apart(batch, count)
     names, lines = list(ids or ()), list[str]()
@@ -108,7 +114,7 @@ def contact_sheet(
         texts = [_line_of(path, value, fields, classes or ()) for path, value in fields.items() if path not in own]
         cells.append(Cell(shown(str(id_)), tuple(own.values()), tuple(texts)))
     columns = min(len(cells), columns or math.ceil(math.sqrt(len(cells))))
-    return Sheet(shown(title), tuple(map(shown, lines)), tuple(cells), columns)
+    return Sheet(shown(title) or "a batch", tuple(map(shown, lines)), tuple(cells), columns)
 
 
 # --- fields -----------------------------------------------------------------------------------------------------------
@@ -263,25 +269,27 @@ _MOST_PIXELS = 100_000_000  # of a sheet; viewers and Pillow itself refuse much 
 _PAPER, _INK, _FAINT = (246, 246, 246), (20, 20, 20), (90, 90, 90)
 
 
-def write_sheet(sheet: Sheet, path: str, side: int) -> None:
-    """Write a sheet to a file, over what it holds: a page where the name ends in .html or .htm, else a PNG.
+def write_sheet(sheet: Sheet, path: str | os.PathLike[str], side: int = SIDE) -> None:
+    """Write a sheet to a file, over what it holds: a PNG, or a page where the name ends in .html or .htm.
 
-    side: the most pixels of a side of a sample's picture; larger pictures are reduced.
+    Args:
+        sheet: of `contact_sheet`.
+        path: the file.
+        side: the most pixels of a side of a sample's picture; larger pictures are reduced.
 
     Raises:
-        InvalidOption: the PNG would be too large to be viewed.
+        InvalidOption: the name has another end, or the PNG would be too large to be viewed.
         OSError: the file cannot be written; what was there is as it was.
     """
-    if path.lower().endswith(_PAGES):
-        write_whole(path, _page(sheet, side).encode("utf-8", "backslashreplace"))
-    else:
-        write_whole(path, _png(_image(sheet, side)))
+    check_suffix(path)
+    page = os.fspath(path).lower().endswith(_PAGES)
+    write_whole(path, _page(sheet, side).encode("utf-8", "backslashreplace") if page else _png(_image(sheet, side)))
 
 
-def check_suffix(path: str) -> None:
+def check_suffix(path: str | os.PathLike[str]) -> None:
     """Raise InvalidOption for a file that is neither a PNG nor a page by its name."""
-    if not path.lower().endswith(_SUFFIXES):
-        raise InvalidOption(f"{path}: a sheet is a .png or .html file; give a name that ends so")
+    if not os.fspath(path).lower().endswith(_SUFFIXES):
+        raise InvalidOption(f"{os.fspath(path)}: a sheet is a .png or .html file; give a name that ends so")
 
 
 def _png(image: Image.Image) -> bytes:
@@ -317,7 +325,7 @@ def _page(sheet: Sheet, side: int) -> str:
 
 
 def _image(sheet: Sheet, side: int) -> Image.Image:
-    """Raises InvalidOption for an image that is too large to be viewed."""
+    """Return a sheet as an image. Raises InvalidOption: it is too large to be viewed."""
     tiles, zoom, notes = _tiles(sheet, side)
     tall = zoom * max((one.height for row in tiles for one in row), default=0)
     lines = 1 + min(_LINES, max(len(cell.texts) for cell in sheet.cells))

@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset
 from penstock.errors import InvalidOption, PenstockError
 from penstock.insight.diagnosis import loader_maker
 from penstock.insight.pictures import Normalisation
-from penstock.insight.sheet import LABELS, Sheet, contact_sheet, flat
+from penstock.insight.sheet import LABELS, MOST, Sheet, contact_sheet, flat
 from penstock.loader import DataLoader
 from penstock.recipe.torchvision import classes, flatten
 from penstock.showing import said
@@ -44,27 +44,27 @@ class Batch(NamedTuple):
 
 def sheet_of(
     given: Any,
-    number: int,
+    number: int = 0,
     *,
-    undo: Normalisation | None,
-    as_is: bool,
-    most: int,
-    columns: int | None,
-    decode: Callable[[list[int]], str] | None,
+    undo: Normalisation | None = None,
+    as_is: bool = False,
+    most: int = MOST,
+    columns: int | None = None,
+    decode: Callable[[list[int]], str] | None = None,
     **options: Any,
 ) -> Sheet:
-    """Return the contact sheet of a batch, read as the loader reads it: see `_batch_of` and `contact_sheet`.
+    """Return the contact sheet of a batch, read as the loader reads it: see `batch_of` and `contact_sheet`.
 
     Args:
         undo: the normalisation of the pictures; None: that of torchvision's Normalize in the dataset's transform,
             where it has one.
         as_is: no normalisation is undone.
         decode: returns the text of tokens, which is shown of fields named as in TOKENS; None: they are numbers.
-        options: batch_size, shuffle and seed, as of `_batch_of`.
+        options: batch_size, shuffle and seed, as of `batch_of`.
 
     Raises InvalidOption, too, where there is a `decode` and no such field.
     """
-    batch = _batch_of(given, number, **options)
+    batch = batch_of(given, number, **options)
     if decode is not None:
         shown = _with_texts(batch.value, decode)
         if shown is None:
@@ -75,19 +75,21 @@ def sheet_of(
     return contact_sheet(
         batch.value,
         batch.ids,
-        f"{type(dataset).__name__}: {batch.about}{samples}",
         listed=batch.listed,
         classes=_of_all_parts(dataset, _classes),
         undo=None if as_is else undo or _of_all_parts(dataset, _normalisation),
         most=most,
         columns=columns,
+        title=f"{type(dataset).__name__}: {batch.about}{samples}",
     )
 
 
 # --- the batch -------------------------------------------------------------------------------------------------------
 
 
-def _batch_of(given: Any, number: int, *, batch_size: int | None, shuffle: bool, seed: int | None) -> Batch:
+def batch_of(
+    given: Any, number: int = 0, *, batch_size: int | None = None, shuffle: bool = False, seed: int | None = None
+) -> Batch:
     """Return a batch of a loader; or samples of a dataset, as it returns them.
 
     Of a loader with a sampler only the samples of that batch are read, with at most one worker process; an iterable
@@ -100,6 +102,8 @@ def _batch_of(given: Any, number: int, *, batch_size: int | None, shuffle: bool,
 
     Raises InvalidOption for options of a loader, for a batch that there is not, and for a sample that fails, by name.
     """
+    if number < 0:
+        raise InvalidOption(f"the batch is {number}: batches are counted from 0 on")
     dataset = hasattr(given, "__getitem__") and hasattr(given, "__len__")
     try:
         if isinstance(given, IterableDataset) or (dataset and not isinstance(given, torch.utils.data.DataLoader)):
