@@ -25,7 +25,8 @@ from penstock.carriers.here import CallerPass
 from penstock.insight.recording import Recording
 from penstock.passes.iterator import Pass
 from tests.commands import command
-from tests.data import Drawing, Made, rows
+from tests.data import Drawing, Made, Stream, rows
+from tests.differential.values import seeded
 from tests.forking import assert_in_child
 from tests.frameworks import derived_loaders as kinds, run_stateful
 from tests.resources import run_script
@@ -44,25 +45,12 @@ TORCHS = {
 }
 
 
-class Stream(tud.IterableDataset[Any]):
-    """Numbers, and a draw from a global generator."""
-
-    def __iter__(self) -> Iterator[Any]:
-        info: Any = tud.get_worker_info()
-        return ((number, torch.rand(1)) for number in range(0 if info is None else info.id, 7, 2))
-
-
 DATASETS: dict[str, Callable[[], Any]] = {
     "rows": lambda: rows(11),
     "draws": lambda: Drawing(11),
     "randomizable": lambda: kinds.Randomizable(11),
-    "stream": Stream,
+    "stream": lambda: Stream(7, lambda number: (number, torch.rand(1))),
 }
-
-
-def seeded() -> None:
-    for seed in (random.seed, np.random.seed, torch.manual_seed):
-        seed(5)
 
 
 def passes(kind: Any, dataset: Any, options: dict[str, Any]) -> list[Any]:
