@@ -280,18 +280,22 @@ class Collecting(float):
 def test_stages_are_read_and_added_by_a_collection_amid_their_addition() -> None:
     meter, found = Meter(), list[StageTime]()
 
+    def early() -> list[Any]:
+        return [("read", 1.0, 1), ("read", seconds, 1), ("read", 4.0, 1)]
+
+    def late() -> list[Any]:
+        return [("read", 8.0, 1)]
+
     def collect() -> None:
         seconds.does = dict  # once
         meter.close(late)
         found.append(meter.stages()["read"])
 
-    def late() -> list[Any]:
-        return [("read", 8.0, 1)]
-
     seconds = Collecting(2.0)
     seconds.does = collect
-    meter.open(late)
-    meter.open(lambda: [("read", 1.0, 1), ("read", seconds, 1), ("read", 4.0, 1)])
+    for read in (late, early):
+        meter.open(read)
+    meter.close(early)
     assert meter.stages()["read"][:2] == (15.0, 4)
     assert found == [StageTime(15.0, 4)] and meter.stages()["read"] == StageTime(15.0, 4)
 

@@ -258,9 +258,10 @@ class Meter:
     """Adds up the stages of all workers that a loader ever had. Any thread may call any method."""
 
     def __init__(self) -> None:
-        self._stages: Totals[StageCount] = Totals(_merged_stages)
-        self.counter = _native.LoopCounter()
+        counter = self.counter = _native.LoopCounter()
         """Counts the passes in the caller's thread, batch by batch, and the loops over all passes."""
+        self._stages: Totals[StageCount] = Totals(_merged_stages)
+        self._stages.open(lambda: zip(CALLER_STAGES, *zip(*counter.direct()[2], strict=True), strict=True))
         self.calls = CallMeter()
         self.reading: Totals[Reading] = Totals(lambda rows: [sum(rows, Reading())])
         """What the readers of all passes did."""
@@ -333,9 +334,7 @@ class Meter:
                     self._collect_spans(collect)
             finally:
                 self._collecting.release()
-        _, _, direct = self.counter.direct()
-        rows = [*self._stages.rows(), *zip(CALLER_STAGES, *zip(*direct, strict=True), strict=True)]
-        return {stage: StageTime(*time) for stage, *time in _merged_stages(rows) if time[1]}
+        return {stage: StageTime(*time) for stage, *time in self._stages.rows() if time[1]}
 
     def light(self) -> bool:
         """Return whether passes in the caller's thread read their samples in less time than one costly call takes."""

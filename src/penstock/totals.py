@@ -44,16 +44,21 @@ class Totals(Generic[Row]):
     def add(self, *rows: Row) -> None:
         """Add finished work."""
         self._finished += rows
-        if len(self._finished) > _MOST and self._merging.acquire(wait=False):  # else another thread merges them
+        if len(self._finished) > _MOST:
+            self._merge_finished()
+
+    def rows(self) -> list[Row]:
+        """Return the merged rows of all work so far."""
+        self._merge_finished()
+        found = self._finished.copy()
+        for read in self._working.copy():
+            found += read()
+        return self._merge(found)
+
+    def _merge_finished(self) -> None:
+        if self._merging.acquire(wait=False):  # else another thread does, or this one further out
             try:
                 found = self._finished.copy()
                 self._finished[: len(found)] = self._merge(found)  # in one step of the interpreter
             finally:
                 self._merging.release()
-
-    def rows(self) -> list[Row]:
-        """Return the merged rows of all work so far."""
-        found = self._finished.copy()
-        for read in self._working.copy():
-            found += read()
-        return self._merge(found)
