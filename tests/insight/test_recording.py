@@ -30,6 +30,7 @@ from penstock.insight.run_report import RunReport, advice, import_line, plain_se
 from tests import data
 from tests.data import Made, Numbers, rows
 from tests.forking import assert_in_child
+from tests.frameworks import derived_loaders as kinds
 from tests.same import assert_same, outcomes
 from tests.values import flat
 from tests.waiting import run_in_threads
@@ -40,21 +41,6 @@ ROWS, BAD = TensorDataset(torch.arange(12)), Numbers(bad=[5], size=10, error=Loo
 class Squares(Made):
     def __init__(self) -> None:
         super().__init__(lambda index: index * index, 10)
-
-
-class Endless(DataLoader[Any]):
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.kept = super().__iter__()
-
-    def __iter__(self) -> Any:
-        for _ in range(2):
-            yield next(self.kept)
-
-
-class Derived(DataLoader[Any]):
-    def __init__(self, dataset: Any, **named: Any) -> None:
-        super().__init__(dataset, batch_size=3, **named)
 
 
 class Stream(data.Stream):
@@ -163,19 +149,11 @@ def test_recordings_at_once_of_torchs_loaders() -> None:
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_workers_and_passes_of_torch(loops: Recording, persistent: bool) -> None:
+def test_a_pass_of_torchs_workers_that_is_left(loops: Recording, persistent: bool) -> None:
     loader = DataLoader(Squares(), 4, num_workers=2, persistent_workers=persistent)
     next(iter(loader))  # a pass that is left early
     assert_same(list(loader), list(DataLoader(Squares(), 4)))
     assert counts(loops) == [(1, 3, 10), (2, 4, 14)]
-
-
-def test_a_persistent_iterator_left_in_the_middle(loops: Recording) -> None:
-    loader = DataLoader(Squares(), 4, num_workers=1, persistent_workers=True)
-    batches = iter(loader)
-    next(batches)
-    assert iter(loader) is batches and len(list(batches)) == 3
-    assert counts(loops) == [(2, 4, 14)]
 
 
 def test_the_start_of_workers_is_part_of_the_first_wait(loops: Recording) -> None:
@@ -186,12 +164,12 @@ def test_the_start_of_workers_is_part_of_the_first_wait(loops: Recording) -> Non
 
 
 def test_derived_classes(loops: Recording) -> None:
-    loader, place = Derived(Subset(Squares(), range(5))), here()
+    loader, place = kinds.Plain(Subset(Squares(), range(5)), batch_size=3), here()
     list(loader)
-    assert str(only(loops).loader) == f"Derived(Subset of Squares, batch_size=3, num_workers=0) at {place}"
-    keeps = Endless(Squares(), 1)
+    assert str(only(loops).loader) == f"Plain(Subset of Squares, batch_size=3, num_workers=0) at {place}"
+    keeps = kinds.Infinite(Squares(), 5)
     assert [len(list(keeps)), len(list(keeps))] == [2, 2]
-    assert counts(loops) == [(1, 2, 5), (1, 4, 4)]
+    assert counts(loops) == [(1, 2, 5), (1, 4, 20)]
 
 
 @pytest.mark.parametrize("kind", ["'/x/site-packages/library/data.py'", "'/x/dist-packages/library.py'"])
@@ -240,24 +218,13 @@ def test_a_background_thread(loops: Recording) -> None:
 
 def test_install_and_prefetch_on_top(loops: Recording) -> None:
     with penstock.install():
-        for loader, ours in ((DataLoader(ROWS, 4), True), (Derived(ROWS), False)):
+        for loader, ours in ((DataLoader(ROWS, 4), True), (kinds.Plain(ROWS, 3), False)):
             assert isinstance(loader, penstock.DataLoader) is ours
             list(loader)
-    assert {one.loader.name: one.passes for one in loops.loops()} == {"Derived": 1, "penstock.DataLoader": 1}
+    assert {one.loader.name: one.passes for one in loops.loops()} == {"Plain": 1, "penstock.DataLoader": 1}
     prefetched = DataLoader(ROWS, 5)
     assert type(prefetched) is DataLoader and len(list(penstock.prefetch(prefetched, "cpu"))) == 3
     assert counts(loops) == [(1, 3, 12), (1, 3, 12), (1, 4, 12)]
-
-
-def test_threads_record_their_work() -> None:
-    with record() as made:
-        list(penstock.DataLoader(Made(), batch_size=4, num_workers=2, worker_method="thread"))
-    found = made.all_loops()[0].spans.by_thread()
-    assert found.keys() <= {"penstock-worker-0", "penstock-worker-1", "MainThread"}
-    spans = list(itertools.chain(*found.values()))
-    assert all(one.begin <= one.end for one in spans)
-    for stage in {"getitem", "collate", *(one.stage for one in spans)}:
-        assert sum(one.samples for one in spans if one.stage == stage) == 23 and stage in ("getitem", "collate")
 
 
 def test_passes_before_and_after_are_not_recorded() -> None:
