@@ -7,7 +7,7 @@ import io
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from penstock.cli import main, parser
 
@@ -42,6 +42,16 @@ def fails(*arguments: object) -> str:
     out, err = ran(*arguments, code=2)
     assert (out, err.count("\n")) == ("", 1), (out, err)
     return err.rstrip("\n")
+
+
+given: Any = None
+
+
+def named(what: Any) -> str:
+    """Return what names an object as the command's DATASET, until the next call."""
+    global given
+    given = what
+    return f"{__name__}:given"
 
 
 def attempted(verb: str, *arguments: object) -> str:

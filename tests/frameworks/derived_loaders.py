@@ -272,18 +272,3 @@ class Threaded(Torchs):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, multiprocessing_context=_ThreadedContext(), **named)
-
-
-# --- for `penstock doctor` -------------------------------------------------------------------------------------------
-
-
-def plain_loader() -> Plain:
-    return Plain(Made(size=4))
-
-
-def own_loader() -> OwnIterators:
-    return OwnIterators(Made(size=4))
-
-
-def torchs_loader() -> Torchs:
-    return DataLoader(Made(size=4))

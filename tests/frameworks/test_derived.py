@@ -24,7 +24,7 @@ from penstock import derived
 from penstock.carriers.here import CallerPass
 from penstock.insight.recording import Recording
 from penstock.passes.iterator import Pass
-from tests.commands import command
+from tests.commands import command, named
 from tests.data import Drawing, Made, Stream, rows
 from tests.differential.values import seeded
 from tests.forking import assert_in_child
@@ -409,16 +409,16 @@ def test_recordings_name_the_loader_that_was_made() -> None:
 
 
 def test_doctor_says_who_makes_the_batches() -> None:
-    def said(name: str) -> list[list[str]]:
-        lines = command("doctor", "--no-measure", f"tests.frameworks.derived_loaders:{name}", code=None).splitlines()
+    def said(kind: Any) -> list[list[str]]:
+        lines = command("doctor", "--no-measure", named(kind(Made(size=4))), code=None).splitlines()
         return [line.split(maxsplit=1) for line in lines if "penstock.install()" in line]
 
-    ((state, words),) = said("plain_loader")
+    ((state, words),) = said(kinds.Plain)
     assert state == "ok" and words.endswith("under it the passes of a Plain are Penstock's")
-    ((_, words),) = said("own_loader")
+    ((_, words),) = said(kinds.OwnIterators)
     why = "its own code makes the iterators: _get_iterator() of OwnIterators"
     assert words.endswith(f"it leaves the passes of a OwnIterators as they are: {why}")
-    assert not said("torchs_loader")
+    assert not said(tud.DataLoader)
 
 
 # --- torchdata's -----------------------------------------------------------------------------------------------------

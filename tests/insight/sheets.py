@@ -14,11 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from tests.commands import attempted
+from tests.commands import attempted, named
 from tests.insight.html_pages import Page
-
-given: Any = None
-"""What is viewed: the command's DATASET names it."""
 
 
 class Once:
@@ -63,9 +60,7 @@ def _texts(tag: str, page: str) -> list[str]:
 
 def view(what: Any, file: Path, *options: str) -> None:
     """Run `penstock view` of an object. What the command would say of an error is raised."""
-    global given
-    given = what
-    attempted("view", f"{__name__}:given", "-o", file, *options)
+    attempted("view", named(what), "-o", file, *options)
 
 
 def viewed(what: Any, *options: str) -> Sheet:
