@@ -67,6 +67,7 @@ def test_the_page_begins_with_what_to_do(report: str) -> None:
         list(loader)
     text = Page(page(made, {})).text
     assert f"tests/insight/test_report.py:{line}: " in text.partition("What to do")[2]
+    assert "What the workers spent in each stage is not known: torch's count none." in text and "getitem" not in text
 
 
 def test_text_keeps_its_size_on_a_phone(report: str) -> None:
