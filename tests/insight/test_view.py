@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +11,15 @@ import pytest
 from PIL import Image
 
 import penstock
+from penstock.errors import InvalidOption
 from tests.commands import command, fails
 from tests.data import tensor_files, write_photos
+from tests.insight.sheets import viewed
 
 MODULE = """
 import torch
 import penstock
 class Pictures(torch.utils.data.Dataset):
-    classes = ["cat", "dog"]
-    list_IDs = ["<script>a</script>", "b", "c", "d"]
     def __len__(self):
         return 4
     def __getitem__(self, index):
@@ -35,11 +34,8 @@ class Bad(Pictures):
         if index == 2:
             raise RuntimeError("two is\\nbad")
         return super().__getitem__(index)
-class Empty(Pictures):
-    def __len__(self):
-        return 0
 dataset = Pictures()
-bad, empty, number = Bad(), Empty(), 5
+bad, number = Bad(), 5
 def needs(path):
     return dataset
 def stops():
@@ -109,18 +105,6 @@ def test_a_sheet_in_the_current_folder(module: str) -> None:
         assert (pixels == value).all(axis=2).sum() >= 16 * 16
 
 
-def test_a_page_of_a_loader(module: str) -> None:
-    command("view", f"{module}:Holder.loader", "--batch", "1", "-o", "b.html", "--max", "1")
-    page = Path("b.html").read_text()
-    assert "batch 1 of a penstock.DataLoader" in page and '<p class="id">c</p>' in page and "<p>0 cat</p>" in page
-    assert '<p class="id">d</p>' not in page and "the first 1 of 2 samples" in page
-    said = command("view", f"{module}:dataset", "-o", "a.html", "--batch-size", "3", "--seed", "3", "--shuffle")
-    page = Path("a.html").read_text()
-    assert page.count("<figure>") == 3 and "seed 3" in page and "<script>" not in page
-    assert "&lt;script&gt;a" in page or page.count('<p class="id">') == 3
-    assert "a.html: Pictures: " in said
-
-
 def test_folders_on_the_command_line(tmp_path: Path) -> None:
     out = tmp_path / "a.html"
     penstock.pack(penstock.ImageFolder(write_photos(tmp_path / "photos", count=2)), tmp_path / "packed")
@@ -144,7 +128,6 @@ def test_mistakes_are_one_line(module: str, tmp_path: Path) -> None:
         ([f"{module}.py"], f"{module}:NAME"),
         ([f"{module}:Holder.loader", "--batch-size", "2"], "options of a dataset"),
         ([f"{module}:bad"], "failed: RuntimeError: two is bad (in __getitem__ of sample 2)"),
-        ([f"{module}:empty"], "the dataset, a Empty, is empty"),
         ([f"{module}:stops"], "SystemExit"),
     ):
         assert words in fails("view", *arguments), arguments
@@ -166,34 +149,23 @@ def test_mistakes_are_one_line(module: str, tmp_path: Path) -> None:
     assert not Path("penstock-view.png").exists()
 
 
-TEXTS = """
-import datasets, penstock
-columns = {"input_ids": [[1, 2], [2, 0, 1]], "labels": [[-100, 2], [2, 0, -100]], "weight": [1, 2]}
-rows = datasets.Dataset.from_dict(columns)
-torchs = rows.with_format("torch")
-def listed(rows):
-    return {"input_ids": [row["input_ids"] for row in rows]}
-pairs = penstock.DataLoader(rows.select([0, 0]), 2, collate_fn=listed)
-numbers = datasets.Dataset.from_dict({"x": [[1, 2]]})
-"""
-
-
-@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed: pip install transformers")
-@pytest.mark.skipif(find_spec("datasets") is None, reason="datasets is not installed: pip install datasets")
-def test_tokens_as_text(user_module: Callable[[str, str], str], tmp_path: Path) -> None:
-    module, out = user_module("own_texts_of_a_test", TEXTS), str(tmp_path / "a.html")
-    folder = tmp_path / "words"
-    folder.mkdir()
+def test_tokens_as_text(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed: pip install transformers")
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed: pip install datasets")
+    columns = {"input_ids": [[1, 2], [2, 0, 1]], "labels": [[-100, 2], [2, 0, -100]], "weight": [1, 2]}
+    rows = datasets.Dataset.from_dict(columns)
     model = {"type": "WordLevel", "vocab": {"penstock": 0, "turbine": 1, "wheel": 2}, "unk_token": "wheel"}
     whole = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}, "model": model}
-    (folder / "tokenizer.json").write_text(json.dumps(whole))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
-    for name in ("rows", "torchs"):
-        command("view", f"{module}:{name}", "--tokenizer", folder, "-o", out)
-        page = Path(out).read_text()
-        assert "input_ids: wheel penstock turbine" in page and "labels: wheel penstock<" in page and "weight: 2" in page
-    command("view", f"{module}:pairs", "--tokenizer", folder, "-o", out)
-    assert Path(out).read_text().count("turbine wheel") == 2
-    assert "no field of tokens" in fails("view", f"{module}:numbers", "--tokenizer", str(folder), "-o", out)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(whole))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    options = ("--tokenizer", str(tmp_path))
+    for table in (rows, rows.with_format("torch")):
+        texts = viewed(table, *options).texts[1]
+        assert texts == ("input_ids: wheel penstock turbine", "labels: wheel penstock", "weight: 2")
+    pairs = penstock.DataLoader(rows, 2, collate_fn=lambda rows: {"input_ids": [row["input_ids"] for row in rows]})
+    assert viewed(pairs, *options).texts == [("input_ids: turbine wheel",), ("input_ids: wheel penstock turbine",)]
+    with pytest.raises(InvalidOption, match="no field of tokens"):
+        viewed(datasets.Dataset.from_dict({"x": [[1, 2]]}), *options)
     missing = str(tmp_path / "none")
-    assert f"--tokenizer {missing}: " in fails("view", f"{module}:rows", "--tokenizer", missing, "-o", out)
+    with pytest.raises(InvalidOption, match=f"--tokenizer {missing}: "):
+        viewed(rows, "--tokenizer", missing)
