@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -79,23 +78,6 @@ class Lazy(Infinite):
         if hasattr(self.iterator, "_workers"):
             self.iterator._shutdown_workers()
         self.iterator = None
-
-
-class MultiEpoch(Torchs):
-    """As timm's: says that it is not initialized, for torch to let it set its batch sampler."""
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self._DataLoader__initialized = False
-        self.batch_sampler: Any = Endless(self.batch_sampler)
-        self._DataLoader__initialized = True
-        self.iterator = super().__iter__()
-
-    def __len__(self) -> int:
-        return len(self.batch_sampler.sampler)
-
-    def __iter__(self) -> Any:
-        return itertools.islice(self.iterator, len(self))
 
 
 class Collater:

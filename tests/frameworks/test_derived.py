@@ -35,7 +35,7 @@ from tests.values import flat, listed
 from tests.waiting import run_in_threads, wait_until
 
 WORKERS: list[dict[str, Any]] = [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
-OURS = [kinds.Infinite, kinds.Lazy, kinds.MultiEpoch, kinds.Graphs, kinds.Nodes, kinds.Seeding, kinds.Buffered]
+OURS = [kinds.Infinite, kinds.Lazy, kinds.Graphs, kinds.Nodes, kinds.Seeding, kinds.Buffered]
 OURS += [kinds.Guarded, kinds.Explicit, kinds.Mixed, kinds.Plain]
 TORCHS = {
     kinds.OwnIterators: "its own code makes the iterators: _get_iterator() of OwnIterators",
