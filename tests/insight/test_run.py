@@ -173,15 +173,9 @@ def test_replace(tmp_path: Path, penstock_run: Any) -> None:
         ("import os; os._exit(0)", 1, "without figures"),
     ],
 )
-def test_a_first_run_that_fails_is_the_last(text: str, code: int, why: str, tmp_path: Path, capfd: Any) -> None:
-    parser = argparse.ArgumentParser()
-    verb.add_parser(parser.add_subparsers())
-    arguments = parser.parse_args(["run", "--replace", str(written(tmp_path, {"x.py": text}) / "x.py")])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verb, "COMMAND", (sys.executable, "-c", "import sys; exec(open(sys.argv[-1]).read())"))
-        assert arguments.execute(arguments) == code
-    said = capfd.readouterr().err.splitlines()
-    assert len(said) == 2 and why in said[1]
+def test_a_first_run_that_fails_is_the_last(text: str, code: int, why: str, penstock_run: Any) -> None:
+    ended = penstock_run(text, "--replace", "train.py")
+    assert ended.code == code and why in ended.said[-1] and "run 2 of 2" not in ended.err
 
 
 def test_signals_while_a_child_runs(tmp_path: Path) -> None:
