@@ -20,10 +20,7 @@ import torch.utils.data as tud
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 import penstock
-from penstock import derived
-from penstock.carriers.here import CallerPass
-from penstock.insight.recording import Recording
-from penstock.passes.iterator import Pass
+from penstock.insight import record
 from tests.commands import command, named
 from tests.data import Drawing, Made, Stream, rows
 from tests.differential.values import seeded
@@ -43,6 +40,15 @@ TORCHS = {
     kinds.OwnSampler: "torch makes the batches: it overrides _index_sampler",
     kinds.Duck: "torch makes the batches: 'Duck' object has no attribute 'batch_size'",
 }
+
+
+#: The attribute of a loader by which its passes are found.
+BESIDE = "_penstock_beside"
+
+
+def is_ours(batches: Any) -> bool:
+    """Return whether a pass is Penstock's."""
+    return type(batches).__module__.startswith("penstock.")
 
 
 DATASETS: dict[str, Callable[[], Any]] = {
@@ -125,12 +131,6 @@ def test_what_makes_its_own_batches_stays_torchs(kind: Any, installed: Any) -> N
         assert installed.explain() == f"tests.frameworks.derived_loaders.{kind.__name__}: {TORCHS[kind]}"
 
 
-def test_threads_in_the_place_of_processes_are_torchs() -> None:
-    why = "the workers of its multiprocessing_context=_ThreadedContext are not processes"
-    assert derived.stays_torchs(kinds.Threaded(rows(3), num_workers=1)) == why
-    assert not derived.stays_torchs(kinds.Plain(rows(3), num_workers=1, multiprocessing_context="spawn"))
-
-
 def test_explain_has_a_line_for_each_class(installed: Any) -> None:
     assert installed.explain() == "no loader was made since install()"
     kept = kinds.Plain(rows(3)), tud.DataLoader(rows(3)), kinds.OwnIterators(rows(3))
@@ -156,7 +156,7 @@ def test_class_attributes_length_and_references_stay() -> None:
     loader = kinds.Plain(rows(5), 2)
     before = set(vars(loader))
     batches = iter(loader)
-    assert type(batches) is CallerPass and issubclass(CallerPass, _BaseDataLoaderIter)
+    assert is_ours(batches) and isinstance(batches, _BaseDataLoaderIter)
     assert type(loader) is kinds.Plain and len(loader) == len(batches) == 3
     assert {name for name in set(vars(loader)) - before if not name.startswith("_")} == set()
     with pytest.raises(ValueError, match="batch_size attribute should not be set after Plain is initialized"):
@@ -172,7 +172,7 @@ def test_copies_have_passes_of_their_own(duplicate: Any) -> None:
     other = duplicate(loader)
     assert type(other) is type(loader)
     theirs, ours = kinds.Plain.__iter__(other), kinds.Plain.__iter__(loader)
-    assert vars(other)[derived._BESIDE] is not vars(loader)[derived._BESIDE]
+    assert vars(other)[BESIDE] is not vars(loader)[BESIDE]
     assert listed([next(theirs), next(ours)]) == [wanted[0]] * 2
 
 
@@ -190,7 +190,7 @@ def test_a_pickled_loader_needs_no_penstock() -> None:
 def test_nothing_keeps_a_loader(kind: Any) -> None:
     loader = kind(rows(5), 2)
     list(loader)
-    gone, beside = weakref.ref(loader), weakref.ref(vars(loader)[derived._BESIDE])
+    gone, beside = weakref.ref(loader), weakref.ref(vars(loader)[BESIDE])
     if kind is kinds.Nodes:  # its collate_fn holds it, as with torch's passes
         del loader
         gc.collect()
@@ -290,7 +290,7 @@ def test_a_pass_goes_on_after_uninstall() -> None:
     assert [len(batch[0]) for batch in theirs] == [2, 2, 2]
     assert type(iter(other)).__module__ == "torch.utils.data.dataloader"
     with penstock.install():
-        assert type(iter(other)) is CallerPass
+        assert is_ours(iter(other))
 
 
 def test_a_loader_of_before_keeps_its_class_and_its_iterator() -> None:
@@ -300,8 +300,8 @@ def test_a_loader_of_before_keeps_its_class_and_its_iterator() -> None:
     with penstock.install():
         assert type(before.iterator) is torchs and listed(before) == [[0, 1], [2, 3]]
         before.reset()
-        assert type(before.iterator) is Pass and listed(before) == [[0, 1], [2, 3]]
-        assert type(plain) is tud.DataLoader and type(iter(plain)) is CallerPass
+        assert is_ours(before.iterator) and listed(before) == [[0, 1], [2, 3]]
+        assert type(plain) is tud.DataLoader and is_ours(iter(plain))
 
 
 @pytest.mark.usefixtures("installed")
@@ -395,30 +395,36 @@ def test_accelerates_shard_with_states(kind: Any) -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_recordings_name_the_loader_that_was_made() -> None:
-    recording = Recording()
-    recording.begin()
-    try:
-        for _ in kinds.Plain(Made(size=8), 2):
-            pass
-    finally:
-        recording.end()
+    with record() as recording:
+        list(kinds.Plain(Made(size=8), 2))
     (loop,) = recording.loops()
     facts = loop.loader
     assert (facts.name, facts.dataset, facts.batching, facts.method) == ("Plain", "Made", "batch_size=2", "Penstock")
     assert facts.place.startswith("tests/frameworks/test_derived.py:") and loop.times.batches == 4
 
 
-def test_doctor_says_who_makes_the_batches() -> None:
-    def said(kind: Any) -> list[list[str]]:
-        lines = command("doctor", "--no-measure", named(kind(Made(size=4))), code=None).splitlines()
-        return [line.split(maxsplit=1) for line in lines if "penstock.install()" in line]
+TAKEN = "under it the passes of a {} are Penstock's"
+NOT_TAKEN = "it leaves the passes of a {} as they are: "
+OWN_CODE = f"{NOT_TAKEN}its own code makes the iterators: _get_iterator() of OwnIterators"
+THREADS = f"{NOT_TAKEN}the workers of its multiprocessing_context=_ThreadedContext are not processes"
 
-    ((state, words),) = said(kinds.Plain)
-    assert state == "ok" and words.endswith("under it the passes of a Plain are Penstock's")
-    ((_, words),) = said(kinds.OwnIterators)
-    why = "its own code makes the iterators: _get_iterator() of OwnIterators"
-    assert words.endswith(f"it leaves the passes of a OwnIterators as they are: {why}")
-    assert not said(tud.DataLoader)
+
+@pytest.mark.parametrize(
+    ("kind", "options", "words"),
+    [
+        (kinds.Plain, {}, TAKEN),
+        (kinds.Plain, {"num_workers": 1, "multiprocessing_context": "spawn"}, TAKEN),
+        (kinds.OwnIterators, {}, OWN_CODE),
+        (kinds.Threaded, {"num_workers": 1}, THREADS),
+        (tud.DataLoader, {}, None),
+    ],
+)
+def test_doctor_says_who_makes_the_batches(kind: Any, options: dict[str, Any], words: str | None) -> None:
+    lines = command("doctor", "--no-measure", named(kind(Made(size=4), **options)), code=None).splitlines()
+    said = [line.split(maxsplit=1) for line in lines if "penstock.install()" in line]
+    assert len(said) == (words is not None)
+    for state, line in said:
+        assert (state == "ok") is (words is TAKEN) and words and line.endswith(words.format(kind.__name__))
 
 
 # --- torchdata's -----------------------------------------------------------------------------------------------------
