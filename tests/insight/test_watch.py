@@ -14,9 +14,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.cli import main, watch
-from penstock.insight import live_files
-from penstock.insight.live_files import ProcessName, machine, read_all, this_process
+from penstock.cli import main
 from tests.commands import fails, ran
 from tests.data import Made, rows
 
@@ -49,8 +47,9 @@ def test_once() -> None:
 
 def test_several(folder: Path) -> None:
     list(penstock.DataLoader(rows()))
-    ((_, data),) = read_all(folder)
-    live_files.write(folder, ProcessName(machine(), os.getppid(), live_files.started_at(os.getppid()) or 0), data)
+    (file,), parent = folder.iterdir(), os.getppid()
+    started = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]  # field 22: proc(5)
+    file.with_name(f"{file.name.partition('-')[0]}-{parent}-{started}.json").write_bytes(file.read_bytes())
     out = watched()
     assert all(one in out for one in (str(os.getpid()), str(os.getppid()), "penstock watch PID"))
     assert f"process {os.getppid()}" in watched(str(os.getppid()))
@@ -58,10 +57,10 @@ def test_several(folder: Path) -> None:
 
 def test_names_cannot_disturb_a_terminal(folder: Path) -> None:
     list(penstock.DataLoader(Made(), batch_size=4))
-    ((name, data),) = read_all(folder)
+    (file,) = folder.iterdir()
     odd = "\x1b]0;taken\x07\n\x9b31m[bold]\udcff"
     odder = {"program": odd, "host": odd, "rank": odd, "summary": [odd] * 3, "lines": [odd, f"! {odd}"]}
-    live_files.write(folder, name, json.dumps({**json.loads(data), **odder}).encode())
+    file.write_text(json.dumps({**json.loads(file.read_bytes()), **odder}))
     out = watched()
     assert not set(out) & {"\x1b", "\x07", "\x9b", "\udcff"}
     assert out.count("taken") == 5 and "[bold]" in out
@@ -75,8 +74,8 @@ def test_an_unsafe_folder_is_an_error(folder: Path) -> None:
 
 def test_without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
     list(penstock.DataLoader(rows()))
-    monkeypatch.setattr(watch, "Live", None)
-    monkeypatch.setattr(watch, "width", lambda: 80)
+    monkeypatch.setattr("penstock.cli.watch.Live", None)
+    monkeypatch.setattr("penstock.cli.watch.width", lambda: 80)
     assert 'pip install "penstock-loader[cli]"' in watched(code=2)
     assert watched("--once")
 
@@ -115,7 +114,7 @@ def test_live_view(folder: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> N
     if how == "interrupt":
         os.kill(child, signal.SIGINT)
     else:
-        live_files.remove(folder, this_process())
+        next(folder.iterdir()).unlink()
     text += read_until(terminal, "")
     os.close(terminal)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
