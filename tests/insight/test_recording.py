@@ -167,9 +167,10 @@ def test_derived_classes(loops: Recording) -> None:
     loader, place = kinds.Plain(Subset(Squares(), range(5)), batch_size=3), here()
     list(loader)
     assert str(only(loops).loader) == f"Plain(Subset of Squares, batch_size=3, num_workers=0) at {place}"
-    keeps = kinds.Infinite(Squares(), 5)
+    keeps, other = kinds.Infinite(Squares(), 5), here()  # whose own lines call torch's
     assert [len(list(keeps)), len(list(keeps))] == [2, 2]
     assert counts(loops) == [(1, 2, 5), (1, 4, 20)]
+    assert {one.loader.place for one in loops.loops()} == {place, other}
 
 
 @pytest.mark.parametrize("kind", ["'/x/site-packages/library/data.py'", "'/x/dist-packages/library.py'"])
