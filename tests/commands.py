@@ -7,20 +7,54 @@ import io
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from penstock.cli import main, parser
 
 
-def command(*arguments: str | Path, code: int | None = 0) -> str:
+class Said(NamedTuple):
+    """What the command wrote to stdout and stderr."""
+
+    out: str
+    err: str
+
+
+def ran(*arguments: object, code: int | None = 0) -> Said:
+    """Run the command, which ends with this code (None: with any)."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            ended: object = main(list(map(str, arguments)))
+        except SystemExit as stop:  # of argparse
+            ended = stop.code
+    said = Said(out.getvalue(), err.getvalue())
+    assert code in (ended, None), (ended, said)
+    return said
+
+
+def command(*arguments: object, code: int | None = 0) -> str:
     """Run the command, which ends with this code (None: with any); return its output."""
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        ended = main(list(map(str, arguments)))
-    assert code in (ended, None), out.getvalue()
-    return out.getvalue()
+    return ran(*arguments, code=code).out
 
 
-def attempted(verb: str, *arguments: str | Path) -> str:
+def fails(*arguments: object) -> str:
+    """Run the command: assert exit code 2, nothing on stdout, one line on stderr; return that."""
+    out, err = ran(*arguments, code=2)
+    assert (out, err.count("\n")) == ("", 1), (out, err)
+    return err.rstrip("\n")
+
+
+given: Any = None
+
+
+def named(what: Any) -> str:
+    """Return what names an object as the command's DATASET, until the next call."""
+    global given
+    given = what
+    return f"{__name__}:given"
+
+
+def attempted(verb: str, *arguments: object) -> str:
     """Run the command and return its output; what it would say of an error is raised, as the error it is."""
     out, parsed = io.StringIO(), parser({verb}).parse_args([verb, *map(str, arguments)])
     with contextlib.redirect_stdout(out):

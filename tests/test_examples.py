@@ -10,9 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from torch.utils.data import TensorDataset
+from torch.utils.data.distributed import DistributedSampler
 
 from tests import python_processes
+from tests.frameworks import launching
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "train.py"
 
@@ -135,6 +139,35 @@ def test_imagenet_stops_and_continues_behind_the_last_checkpoint(tmp_path) -> No
     assert epochs == ["1", "2"]
     assert "native   augment TrivialAugmentWide" in out
     assert "so far   48 samples in 6 batches" in out  # of 8: two of the first epoch were those of the other run
+
+
+@launching.needs_gloo
+@pytest.mark.timeout(600)  # see launching.run
+def test_two_processes_of_torchrun_read_what_their_samplers_say() -> None:
+    output = launching.run(*launching.TORCHRUN, str(SCRIPT.with_name("ddp.py")), "--samples", "26")
+    assert "plan     2 native threads fill batches of 4 in place, in order" in output
+    assert "order    by DistributedSampler" in output
+    assert re.search(r"^device   (cpu|cuda:0): ", output, re.MULTILINE)
+    for rank in range(2):
+        sampler: DistributedSampler[Any] = DistributedSampler(TensorDataset(torch.arange(26)), 2, rank)
+        for epoch in range(2):
+            sampler.set_epoch(epoch)
+            (saw,) = re.findall(rf"^epoch {epoch} rank {rank} saw ([\d ]+)$", output, re.MULTILINE)
+            assert list(map(int, saw.split())) == list(sampler)
+
+
+@launching.needs_gloo
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_imagenet_trains_on_two_ranks_and_continues_from_its_checkpoint(tmp_path) -> None:
+    bright_and_dark(tmp_path)
+    given = [str(tmp_path), "--device", "cpu", *RECIPE.split(), "--checkpoint", str(tmp_path / "run.pt")]
+    script = str(SCRIPT.with_name("imagenet.py"))
+    first, second = (launching.run(*launching.TORCHRUN, script, *given) for _ in range(2))
+    assert re.findall(r"^epoch (\d): mean loss", first, re.MULTILINE) == ["1", "2"]
+    assert "rank 0 of 2 gets its part of each global batch" in first
+    assert "so far   32 samples in 4 batches" in first  # half of 32 photos, twice
+    assert second.count("continues in epoch 3 behind 0 of 2 steps\n") == 2
 
 
 def test_the_tutorials_files_train_and_their_files_are_read_natively(tmp_path) -> None:

@@ -1,9 +1,8 @@
-"""The seams of the design: carriers, an observer and a source of the tests' own are used as Penstock's are."""
+"""The seams of the design: a carrier, an observer and a source of the tests' own are used as Penstock's are."""
 
 from __future__ import annotations
 
-import threading
-from collections import deque
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -17,86 +16,17 @@ import penstock
 import penstock._native as _native
 from penstock.carriers import choice as selection
 from penstock.observe import Delivery, Observer
-from penstock.passes.carrier import Carrier
-from penstock.passes.iterator import Pass, open_pass
-from penstock.passes.job import Job
 from penstock.recipe.steps import Refusal, Step
 from penstock.sources import tree
 from penstock.sources.naming import catalogue
 from penstock.sources.native_source import Field, NativeSource
 from penstock.sources.source import Source
-from penstock.workers.batch import Batch
 from tests import subprocess_carrier
 from tests.data import Made, Numbers, Told
 from tests.same import assert_same, outcomes
 from tests.values import flat, listed, resumed
 
 # --- a carrier --------------------------------------------------------------------------------------------------------
-
-
-class Squares(Numbers):
-    """Samples that are functions of their index."""
-
-    def number(self, index: int) -> Any:
-        return torch.tensor(super().number(index) ** 2)
-
-
-class Computing(Carrier):
-    """Computes whole batches at once."""
-
-    ended = threading.Event()
-
-    def close(self) -> None:
-        """It has no threads."""
-
-    def depth(self, queue: deque[Any]) -> int:
-        return 2
-
-    def ready(self, queue: deque[Any]) -> Batch:
-        batch: Batch = queue[0]
-        return batch
-
-    def delivery(self, batch: Batch) -> Delivery:
-        assert batch.given is not None
-        return Delivery(torch.tensor(batch.given[0]) ** 2, len(batch.given[0]))
-
-
-def accepts_squares(job: Job) -> bool:
-    return type(job.settings.dataset) is Squares
-
-
-def open_computer(job: Job, held: Pass | None) -> Pass:
-    return open_pass(lambda job, held, drawn: held or Computing(job.resources), job, held)
-
-
-@pytest.fixture
-def computer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "CARRIERS", ((accepts_squares, open_computer), *selection.CARRIERS))
-
-
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str)
-def test_an_executor_is_one_more_in_the_tuple(computer: None, options: dict[str, Any]) -> None:
-    makes: tuple[Any, ...] = penstock.DataLoader, tud.DataLoader
-    loader, theirs = (
-        make(Squares(), 4, shuffle=True, generator=torch.Generator().manual_seed(3), **options) for make in makes
-    )
-    for _ in range(2):
-        batches = iter(loader)
-        assert type(batches.carrier) is Computing
-        assert_same(list(batches), list(theirs))
-    assert (loader.stats().batches, loader.stats().samples) == (12, 46)
-    assert "Squares" in loader.explain()
-
-
-def test_its_passes_are_cut_among_ranks_and_go_on_from_states(computer: None) -> None:
-    def made(rank: int, world: int = 2) -> penstock.DataLoader[Any]:
-        return penstock.DataLoader(Squares(), 4, shuffle=True, seed=7, shard=(rank, world))
-
-    whole, one, other = (listed(loader) for loader in (made(0, 1), made(0), made(1)))
-    assert sorted({value for batch in one + other for value in batch}) == sorted(i * i for i in range(23))
-    assert one[0] + other[0] == whole[0] + whole[1]
-    first, rest = resumed(made(0), made(0), 1)
-    assert listed(first) + listed(rest) == one
 
 
 @pytest.fixture
@@ -115,6 +45,16 @@ def test_a_carrier_of_other_programs_is_a_file_and_a_row(programs: None, persist
         assert_same(list(ours), list(theirs))
     assert (ours.stats().batches, ours.stats().samples) == (6 * passes, 23 * passes)
     assert "Told" in ours.explain()
+
+
+def test_its_passes_are_cut_among_ranks_and_go_on_from_states(programs: None) -> None:
+    def made(rank: int, world: int = 2, **options: Any) -> penstock.DataLoader[Any]:
+        return penstock.DataLoader(Told(), 4, shuffle=True, seed=7, shard=(rank, world), **options)
+
+    first, rest = resumed(made(0, num_workers=1), made(0, num_workers=1), 1)
+    one = listed(batch[:, 0] for batch in itertools.chain(first, rest))
+    assert [list(map(str, batch)) for batch in one] == [made(0).ids(0, step) for step in range(3)]
+    assert made(0).ids(0, 1) == made(0, 1).ids(0, 2)
 
 
 def test_its_errors_are_those_of_their_batches(programs: None) -> None:
@@ -145,7 +85,7 @@ class Watching(Observer):
         self.seen.append("end")
 
 
-BAD, NATIVE = Squares({9}, error=KeyError), tud.TensorDataset(torch.arange(10))
+BAD, NATIVE = Numbers({9}, error=KeyError), tud.TensorDataset(torch.arange(10))
 WAYS: dict[str, tuple[Any, dict[str, Any], list[Any]]] = {
     "inline": (BAD, {"num_workers": 0}, [4, 4, KeyError, 4, 4, 3]),
     "processes": (BAD, {"num_workers": 2}, [4, 4, KeyError, 4, 4, 3]),

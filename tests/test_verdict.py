@@ -22,11 +22,13 @@ import penstock
 from penstock import verdict as verdicts
 from penstock.loop_model import Cause, Measured, Workers, measured, outliers
 from penstock.loop_times import WAIT_CLASSES, LoopClock, LoopMeter, LoopTimes
-from penstock.observe import Delivery, Meter, StageTime
+from penstock.observe import Delivery, Instant, Meter, StageTime
 from penstock.system.limits import machine_cpu_seconds
+from penstock.system.words import duration
 from penstock.verdict import WAITING, findings, verdict
 from tests.data import Made, noise_image
 from tests.forking import assert_in_child
+from tests.waiting import run_in_threads
 
 MS = 1e-3
 WAITS = (0,) * 17 + (100,) + (0,) * (WAIT_CLASSES - 18)
@@ -240,6 +242,11 @@ def test_stages_know_their_time_in_the_run_queue() -> None:
     assert_in_child(check)
 
 
+def test_durations_are_said_in_their_unit() -> None:
+    found = [duration(seconds) for seconds in (125, 12.34, 0.0712, 0.0032, 4e-5, 0)]
+    assert found == ["2 min 5 s", "12.3 s", "71.2 ms", "3.2 ms", "40 us", "0 us"]
+
+
 def test_the_machines_cpu_time(tmp_path: Path) -> None:
     path = tmp_path / "stat"
     path.write_text("cpu  100 200 300 4000 5000 60 70 80 9 0\ncpu0 1 2 3 4 5 6 7 8 0 0\n")
@@ -270,14 +277,33 @@ class Collecting(float):
         return float(self) + other
 
 
-def test_stages_are_read_by_a_collection_amid_their_addition() -> None:
-    meter, found = Meter(), []
+def test_stages_are_read_and_added_by_a_collection_amid_their_addition() -> None:
+    meter, found = Meter(), list[StageTime]()
+
+    def early() -> list[Any]:
+        return [("read", 1.0, 1), ("read", seconds, 1), ("read", 4.0, 1)]
+
+    def late() -> list[Any]:
+        return [("read", 8.0, 1)]
+
+    def collect() -> None:
+        seconds.does = dict  # once
+        meter.close(late)
+        found.append(meter.stages()["read"])
+
     seconds = Collecting(2.0)
-    seconds.does = lambda: found.append(meter.stages())
-    meter._finished.extend([("read", 1.0, 1), ("read", seconds, 1), ("read", 4.0, 1)])
-    assert meter.stages()["read"][:2] == (7.0, 3)
-    assert found == [{"read": StageTime(5.0, 2)}]  # but for what was being added
-    assert meter.stages()["read"][:2] == (7.0, 3)
+    seconds.does = collect
+    for read in (late, early):
+        meter.open(read)
+    meter.close(early)
+    assert meter.stages()["read"][:2] == (15.0, 4)
+    assert found == [StageTime(15.0, 4)] and meter.stages()["read"] == StageTime(15.0, 4)
+
+
+def test_many_pieces_of_finished_work_keep_their_sum() -> None:
+    meter, begun = Meter(), Instant.now()
+    run_in_threads(4, lambda _: [meter.add("read", begun, 1) for _ in range(300)])
+    assert meter.stages()["read"].samples == 1200
 
 
 def test_a_loops_clock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,7 +402,7 @@ def test_a_loader_that_is_collected_while_its_stages_are_read(caplog: pytest.Log
     del loader
     seconds = Collecting(0.0)
     seconds.does = gc.collect
-    meter._finished.append(("read", seconds, 1))
+    meter.open(lambda: [("read", seconds, 1)])
     assert "read" in read().stages
     assert gone() is None and "Your loop waited" in caplog.text
 

@@ -1,31 +1,16 @@
-"""Listeners for loaders: the loader's module announces them here, and imports none of the listeners above it."""
+"""What is told of loaders: their module calls these functions, and imports none of the modules above it.
+
+penstock.frameworks adds its own when `import penstock` imports it.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
-
-class Listener(Protocol):
-    """Is told of each penstock.DataLoader of this process."""
-
-    def made(self, loader: Any) -> None:
-        """Take note of a loader that was made here, or that has come from another process."""
-
-    def copied(self, loader: Any) -> None:
-        """Take note that Accelerate is to build a loader from the attributes of this one. Raises InvalidOption."""
-
-
-#: penstock.frameworks enters its own when `import penstock` imports it.
-listeners: list[Listener] = []
-
-
-def made(loader: Any) -> None:
-    """Announce a loader that was made here, or that has come from another process."""
-    for listener in listeners:
-        listener.made(loader)
-
-
-def copied(loader: Any) -> None:
-    """Announce that Accelerate is to build a loader from the attributes of this one. Raises InvalidOption."""
-    for listener in listeners:
-        listener.copied(loader)
+#: Called with each penstock.DataLoader that was made here, or that has come from another process.
+made: list[Callable[[Any], object]] = []
+#: Called with a loader from whose attributes Accelerate is to build another one. Raises InvalidOption.
+copied: list[Callable[[Any], object]] = []
+#: Called with a LoopMeter and the time, by time.perf_counter(), where CPU times are read; it raises nothing.
+looked: list[Callable[[Any, float], object]] = []

@@ -6,15 +6,12 @@ loader up when somebody asks. A thread that works for no loader counts nothing.
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import NamedTuple
 
-from penstock.system.locks import ProcessLock
+from penstock.totals import Totals
 
 #: Distinct reasons that are kept for a function; calls refused for further ones count under OTHER_REASONS.
 MOST_REASONS = 8
@@ -48,10 +45,6 @@ class CallRow(NamedTuple):
     """Why the calls were refused; empty for calls that were answered."""
     calls: int
     example: str = ""
-
-
-#: Returns the counts of a process since it began, from any thread.
-CallReader = Callable[[], Iterable[CallRow]]
 
 
 class _ThreadState(threading.local):
@@ -118,41 +111,23 @@ class ThreadCalls:
 
 
 class CallMeter:
-    """Adds up the calls of all threads and worker processes that a loader ever had. Any thread may call any method.
-
-    A garbage collection in any line may end workers: `close` takes no lock.
-    """
+    """Adds up the calls of all threads and worker processes that a loader ever had. Any thread may call any method."""
 
     def __init__(self) -> None:
-        self._lock = ProcessLock()
+        self.workers: Totals[CallRow] = Totals(_merged)
         self._threads: dict[int, ThreadCalls] = {}  # by number of the thread; a later thread of that number goes on
-        self._working: list[CallReader] = []
-        self._finished: deque[CallRow] = deque()  # counts that the totals do not have yet
-        self._totals = ThreadCalls()
 
     def of_this_thread(self) -> ThreadCalls:
         """Return what counts the calls of the calling thread for this loader."""
         number = threading.get_ident()
-        return self._threads.get(number) or self._threads.setdefault(number, ThreadCalls())
-
-    def open(self, read: CallReader) -> None:
-        """Add worker processes, which count for themselves."""
-        self._working.append(read)
-        self._finished_rows()
-
-    def close(self, read: CallReader) -> None:
-        """Read the counts of worker processes for the last time; the second call does nothing."""
-        with contextlib.suppress(ValueError):
-            self._working.remove(read)
-            self._finished.extend(read())
+        if (known := self._threads.get(number)) is None:
+            known = self._threads[number] = ThreadCalls()
+            self.workers.open(known.rows)
+        return known
 
     def counts(self) -> dict[str, CallCounts]:
-        total = ThreadCalls()
-        now = (*(thread.rows for thread in list(self._threads.values())), *list(self._working))
-        for row in chain(self._finished_rows(), *(read() for read in now)):
-            total.count(*row)
         found: dict[str, CallCounts] = {}
-        for function, reason, calls, example in total.rows():
+        for function, reason, calls, example in self.workers.rows():
             before = found.get(function, CallCounts())
             if reason:
                 before.refused[reason] = RefusedCalls(calls, example)
@@ -161,9 +136,9 @@ class CallMeter:
                 found[function] = CallCounts(calls, before.refused)
         return found
 
-    def _finished_rows(self) -> list[CallRow]:
-        """Add what is finished to the totals, and return those."""
-        with self._lock:
-            for _ in range(len(self._finished)):
-                self._totals.count(*self._finished.popleft())
-            return self._totals.rows()
+
+def _merged(rows: Iterable[CallRow]) -> list[CallRow]:
+    total = ThreadCalls()
+    for row in rows:
+        total.count(*row)
+    return total.rows()

@@ -266,7 +266,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if given.seeded is not None and given.own_order and type(self.sampler) is RandomSampler:
             self.sampler.generator = given.seeded
         self._offer_set_epoch()
-        announcements.made(self)
+        for tell in announcements.made:
+            tell(self)
         if isinstance(self._plan, NativePlan):
             self._planned_for = self._settings(), False
 
@@ -277,7 +278,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        announcements.made(self)
+        for tell in announcements.made:
+            tell(self)
         self._pass_factory = copy(self._pass_factory)
         self._checkpoint = self._checkpoint.copied(self._pass_factory.in_threads)
         self._offer_set_epoch()
@@ -586,7 +588,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     @property
     def _is_accelerate_prepared(self) -> bool:
         """Whether Accelerator.prepare leaves this loader as it is. It asks before it builds another one: it may."""
-        announcements.copied(self)
+        for tell in announcements.copied:
+            tell(self)
         return False
 
     @property

@@ -11,6 +11,7 @@ from time import perf_counter, process_time
 from typing import Any, NamedTuple
 
 import penstock._native as _native
+from penstock import announcements
 from penstock.observe import Delivery, Observer, PassCount
 from penstock.system.limits import machine_cpu_seconds
 
@@ -92,16 +93,6 @@ class LoopLabel(NamedTuple):
     """Returns batches, samples, loop and stages of the owner, as Stats."""
 
 
-#: Is called with a meter and the time, by time.perf_counter(), where CPU times are read; it raises nothing.
-LoopFollower = Callable[["LoopMeter", float], None]
-_followers: list[LoopFollower] = []
-
-
-def follow_loops(follower: LoopFollower) -> None:
-    """Have the loops over all loaders of this process followed, for its life."""
-    _followers.append(follower)
-
-
 class LoopMeter:
     """Adds up the times of all passes of a loader. Any thread may call any method.
 
@@ -160,8 +151,8 @@ class LoopMeter:
             first, self.when_long = self.when_long, None
         if first is not None:
             first()
-        for follow in _followers if self.label is not None else ():
-            follow(self, now)
+        for tell in announcements.looked if self.label is not None else ():
+            tell(self, now)
 
     def times(self) -> LoopTimes:
         batches, in_flight, waited, first_waited, worked, longest_wait, waits = self._counter.counts()

@@ -5,21 +5,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import operator
-import os
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partialmethod
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
 import penstock._native as _native
-from penstock.call_counts import CallMeter, CallReader
+from penstock.call_counts import CallMeter, CallRow
 from penstock.errors import WorkerStuck
+from penstock.totals import Reader, Totals
 
-#: Counts of finished work that wait to be added up.
-_UNCOUNTED = 100
 #: The stages that a LoopCounter counts of passes in the caller's thread.
 CALLER_STAGES = ("getitem", "collate", "iterate", "copy")
 #: Seconds that a light sample takes at most: a file cannot be opened in them, nor an image be transformed.
@@ -198,8 +195,6 @@ class StageTime(NamedTuple):
 
 #: A stage's name and the fields of its StageTime, all or the first ones.
 StageCount = tuple[Any, ...]
-#: Returns what was counted of each stage since its workers began, from any thread.
-StageReader = Callable[[], Iterable[StageCount]]
 
 
 @dataclass(frozen=True)
@@ -232,30 +227,6 @@ class Reading:
 
 
 _GREATEST = ("depth", "deepest", "most_held")
-#: Returns the counts of readers since their pool was made, from any thread.
-ReadingReader = Callable[[], Mapping[str, int]]
-
-
-class ReadMeter:
-    """Adds up what the readers of all passes did. Any thread may call any method; none takes a lock."""
-
-    def __init__(self) -> None:
-        self._working: list[ReadingReader] = []
-        self._finished: deque[Reading] = deque()
-
-    def open(self, read: ReadingReader) -> None:
-        self._working.append(read)
-
-    def close(self, read: ReadingReader) -> None:
-        """Read the counters of a pass for the last time; the second call does nothing."""
-        with contextlib.suppress(ValueError):
-            self._working.remove(read)
-            self._finished.append(replace(Reading(**read()), depth=0))
-            if len(self._finished) > _UNCOUNTED:
-                self._finished.append(sum((self._finished.popleft() for _ in range(_UNCOUNTED)), Reading()))
-
-    def counts(self) -> Reading:
-        return sum((*self._finished, *(Reading(**read()) for read in list(self._working))), Reading())
 
 
 class Instant(NamedTuple):
@@ -284,22 +255,16 @@ SpanReader = Callable[[], Iterable[tuple[str, str, float, float, int]]]
 
 
 class Meter:
-    """Adds up the stages of all workers that a loader ever had. Any thread may call any method.
-
-    A garbage collection in any line may end workers, and may log the verdict of a loader, which reads its stages:
-    `close` takes no lock, and a thread that adds counts up may read them meanwhile.
-    """
+    """Adds up the stages of all workers that a loader ever had. Any thread may call any method."""
 
     def __init__(self) -> None:
-        self._lock, self._pid = threading.RLock(), os.getpid()
-        self._adding = False  # the thread that has the lock moves finished counts to the totals
-        self._totals: dict[str, StageTime] = {}
-        self._working: list[StageReader] = []
-        self._finished: deque[tuple[Any, ...]] = deque()  # counts that the totals do not have yet
-        self.counter = _native.LoopCounter()
+        counter = self.counter = _native.LoopCounter()
         """Counts the passes in the caller's thread, batch by batch, and the loops over all passes."""
+        self._stages: Totals[StageCount] = Totals(_merged_stages)
+        self._stages.open(lambda: zip(CALLER_STAGES, *zip(*counter.direct()[2], strict=True), strict=True))
         self.calls = CallMeter()
-        self.reading = ReadMeter()
+        self.reading: Totals[Reading] = Totals(lambda rows: [sum(rows, Reading())])
+        """What the readers of all passes did."""
         self.sinks: tuple[SpanSink, ...] = ()
         """Called for each piece of work that is added, where somebody records them."""
         self._native_spans: list[SpanReader] = []
@@ -308,19 +273,17 @@ class Meter:
     def __reduce__(self) -> tuple[type[Meter], tuple[()]]:
         return Meter, ()  # a copy counts anew
 
-    def open(self, read: StageReader, calls: CallReader | None = None) -> None:
+    def open(self, read: Reader[StageCount], calls: Reader[CallRow] | None = None) -> None:
         """Add workers that count for themselves. calls: reads the calls of those that count them for themselves too."""
-        self._working.append(read)
+        self._stages.open(read)
         if calls is not None:
-            self.calls.open(calls)
+            self.calls.workers.open(calls)
 
-    def close(self, read: StageReader, calls: CallReader | None = None) -> None:
+    def close(self, read: Reader[StageCount], calls: Reader[CallRow] | None = None) -> None:
         """Read the counters of workers for the last time; the second call does nothing."""
-        with contextlib.suppress(ValueError):
-            self._working.remove(read)
-            self._finished.extend(read())
+        self._stages.close(read)
         if calls is not None:
-            self.calls.close(calls)
+            self.calls.workers.close(calls)
 
     def add_sink(self, sink: SpanSink) -> Callable[[], None]:
         """Have a sink called from now on, by native workers from the next pass on; return what ends that."""
@@ -351,10 +314,8 @@ class Meter:
         """Count work of the calling thread, which began then and ends now; return the seconds that it took."""
         seconds = perf_counter() - begun.time
         on_cpu, queued, read = begun.clock.lap(int(1e9 * seconds))
-        self._finished.append((stage, seconds, samples, on_cpu / 1e9, read, queued / 1e9))
+        self._stages.add((stage, seconds, samples, on_cpu / 1e9, read, queued / 1e9))
         self.tell(stage, begun.time, begun.time + seconds, samples)
-        if len(self._finished) > _UNCOUNTED:
-            self._count_finished()
         return seconds
 
     def begin_copy(self) -> _native.WorkClock:
@@ -373,35 +334,16 @@ class Meter:
                     self._collect_spans(collect)
             finally:
                 self._collecting.release()
-        totals = self._count_finished()
-        _, _, stages = self.counter.direct()
-        _count(totals, zip(CALLER_STAGES, *zip(*stages, strict=True), strict=True))
-        for read in list(self._working):
-            _count(totals, read())
-        return {stage: time for stage, time in totals.items() if time.samples}
+        return {stage: StageTime(*time) for stage, *time in self._stages.rows() if time[1]}
 
     def light(self) -> bool:
         """Return whether passes in the caller's thread read their samples in less time than one costly call takes."""
         return self.counter.light(LIGHT)
 
-    def _count_finished(self) -> dict[str, StageTime]:
-        """Add what is finished to the totals, and return a copy of them."""
-        if self._pid != os.getpid():  # forked off, maybe while another thread had the lock
-            self._lock, self._adding, self._pid = threading.RLock(), False, os.getpid()
-        with self._lock:
-            if self._adding:  # all but what the same thread is adding further out
-                totals = dict(self._totals)
-                _count(totals, list(self._finished))
-                return totals
-            self._adding = True
-            try:
-                _count(self._totals, (self._finished.popleft() for _ in range(len(self._finished))))
-                return dict(self._totals)
-            finally:
-                self._adding = False
 
-
-def _count(totals: dict[str, StageTime], found: Iterable[tuple[Any, ...]]) -> None:
-    for stage, *counts in found:
+def _merged_stages(rows: Iterable[StageCount]) -> list[StageCount]:
+    totals: dict[str, StageTime] = {}
+    for stage, *counts in rows:
         before = totals.get(stage, StageTime(0.0, 0))
         totals[stage] = StageTime(*map(operator.add, before, StageTime(*counts)))
+    return [(stage, *time) for stage, time in totals.items()]

@@ -206,7 +206,7 @@ class Counters(Observer):
         with self._lock:
             read_by_python = dict(self._read_by_python)
         meter, loop = self.meter, self.loop.times()
-        stages, calls, reading = meter.stages(), meter.calls.counts(), meter.reading.counts()
+        stages, calls, (reading,) = meter.stages(), meter.calls.counts(), meter.reading.rows()
         counted = (batches, samples, loop.waited, read_by_python)
         return Stats(*counted, *buffers, stages, calls, cache, reading, loop, found, jpeg_index, fillers)
 

@@ -22,8 +22,7 @@ from PIL import Image
 
 import penstock
 from penstock.cli import main
-from tests.commands import BadSample, bad_samples
-from tests.insight.penstock_processes import Captured, fails
+from tests.commands import BadSample, bad_samples, fails, ran
 
 WHEN = "2025-11-20T13:03:00Z"
 ODD = os.fsdecode(b'a "\xff"\n\x1b[31m,b')
@@ -34,10 +33,9 @@ def write(path: Path, *entries: BadSample) -> str:
     return str(path)
 
 
-def printed(capsys: Captured, *arguments: str, code: int = 0) -> str:
+def printed(*arguments: object, code: int = 0) -> str:
     """Run `penstock quarantine`, which ends with this code and says nothing on stderr; return its output."""
-    assert main(["quarantine", *arguments]) == code
-    out, err = capsys.readouterr()
+    out, err = ran("quarantine", *arguments, code=code)
     assert err == ""
     return out
 
@@ -65,11 +63,9 @@ def manifest(tmp_path: Path) -> str:
         ("--version", str(penstock.__version__)),
     ],
 )
-def test_help_and_version(arguments: str, words: str, capsys: Captured) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(arguments.split())
-    out, err = capsys.readouterr()
-    assert (stop.value.code, err) == (0, "") and all(word in out for word in words.split())
+def test_help_and_version(arguments: str, words: str) -> None:
+    out, err = ran(*arguments.split())
+    assert err == "" and all(word in out for word in words.split())
     assert arguments != "--version" or out == f"penstock {words}\n"
     assert "doctor" not in arguments or "Exit code 1" in " ".join(out.split())
 
@@ -95,8 +91,8 @@ def test_help_and_version(arguments: str, words: str, capsys: Captured) -> None:
         (["quarantine", "export", "m", "--null"], "--null ends each of ids or paths; --format csv has none"),
     ],
 )
-def test_wrong_arguments(arguments: list[str], words: str, capsys: Captured) -> None:
-    line = fails(capsys, *arguments)
+def test_wrong_arguments(arguments: list[str], words: str) -> None:
+    line = fails(*arguments)
     assert line.startswith("penstock") and words in line
 
 
@@ -118,17 +114,17 @@ def test_wrong_arguments(arguments: list[str], words: str, capsys: Captured) -> 
         ),
     ],
 )
-def test_a_path_or_an_object_that_is_not_there(arguments: str, words: str, tmp_path: Path, capsys: Captured) -> None:
+def test_a_path_or_an_object_that_is_not_there(arguments: str, words: str, tmp_path: Path) -> None:
     for name in ("led.txt", "trained.py"):
         (tmp_path / name).touch()
     (tmp_path / "tensors").mkdir()
     torch.save(torch.zeros(3), tmp_path / "tensors" / "0.pt")
     given = [word.format(folder=tmp_path) for word in arguments.split()]
-    assert words.format(folder=tmp_path) in fails(capsys, *given)
+    assert words.format(folder=tmp_path) in fails(*given)
 
 
 @pytest.mark.parametrize("action", ["list", "retry", "export"])
-def test_no_manifest(action: str, tmp_path: Path, capsys: Captured) -> None:
+def test_no_manifest(action: str, tmp_path: Path) -> None:
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
     (tmp_path / "half.jsonl").write_text('{"id": "a", "pa')
     os.mkfifo(tmp_path / "pipe")
@@ -142,24 +138,24 @@ def test_no_manifest(action: str, tmp_path: Path, capsys: Captured) -> None:
         "n" * 300: "File name too long",
         "a\nb": r"a\\nb: No such file",
     }.items():
-        line = fails(capsys, "quarantine", action, str(tmp_path / name))
+        line = fails("quarantine", action, str(tmp_path / name))
         assert re.search(words, line) and str(tmp_path) in line, line
     assert sorted(os.listdir(tmp_path)) == ["a.png", "half.jsonl", "pipe"]
 
 
-def test_no_permission(manifest: str, capsys: Captured) -> None:
+def test_no_permission(manifest: str) -> None:
     os.chmod(manifest, 0)
     before = os.geteuid()
     if before == 0:
         os.seteuid(65534)
     try:
-        assert fails(capsys, "quarantine", "list", manifest) == f"penstock: {manifest}: Permission denied"
+        assert fails("quarantine", "list", manifest) == f"penstock: {manifest}: Permission denied"
     finally:
         os.seteuid(before)
 
 
-def test_list(manifest: str, capsys: Captured) -> None:
-    assert printed(capsys, "list", manifest).splitlines() == [
+def test_list(manifest: str) -> None:
+    assert printed("list", manifest).splitlines() == [
         "ID             SIZE  TIME                  PATH           ERROR",
         "id-1         12,345  2025-11-20T13:03:00Z  /data/id-1.pt  CorruptSample: torn",
         "id-22             -  2025-11-20T13:03:00Z  -              ValueError: no",
@@ -168,26 +164,25 @@ def test_list(manifest: str, capsys: Captured) -> None:
         f"3 bad samples in {manifest}",
     ]
     for arguments in (["list", manifest, "--json"], ["export", manifest, "--format", "json"]):
-        assert json.loads(printed(capsys, *arguments)) == [asdict(entry) for entry in bad_samples(manifest)]
+        assert json.loads(printed(*arguments)) == [asdict(entry) for entry in bad_samples(manifest)]
 
 
-def test_list_empty_and_odd_names(tmp_path: Path, capsys: Captured) -> None:
+def test_list_empty_and_odd_names(tmp_path: Path) -> None:
     path = write(tmp_path / "m")
-    assert printed(capsys, "list", path) == f"no bad samples in {path}\n"
-    assert json.loads(printed(capsys, "list", path, "--json")) == []
+    assert printed("list", path) == f"no bad samples in {path}\n"
+    assert json.loads(printed("list", path, "--json")) == []
     path = write(tmp_path / "m", BadSample(ODD, None, f"E: {ODD}", 1, WHEN))
-    _, line, *rest = printed(capsys, "list", path).splitlines()
+    _, line, *rest = printed("list", path).splitlines()
     escaped = r'a "\udcff"\n\x1b[31m,b'
     assert line.startswith(escaped + "  ") and line.endswith("E: " + escaped)
     assert rest == ["", f"1 bad sample in {path}"]
 
 
-def test_damaged_line_is_a_warning(manifest: str, capsys: Captured) -> None:
+def test_damaged_line_is_a_warning(manifest: str) -> None:
     before = Path(manifest).read_bytes() + b"torn\n"
     Path(manifest).write_bytes(before)
     for action, extra in (("list", []), ("export", []), ("retry", ["--dry-run"])):
-        assert main(["quarantine", action, manifest, *extra]) == (action == "retry")
-        out, err = capsys.readouterr()
+        out, err = ran("quarantine", action, manifest, *extra, code=int(action == "retry"))
         assert "id-22" in out
         assert err.startswith(f"penstock: warning: the manifest '{manifest}'") and "line 4 (no JSON)" in err
         assert err.count("\n") == 1
@@ -206,7 +201,9 @@ class Unbuffered(io.StringIO):
         return len(data[:7])
 
 
-def test_stdout_of_every_kind(manifest: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_stdout_of_every_kind(
+    manifest: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Of ASCII alone, one that takes a few bytes at once, one that is no file, and none."""
     buffer, unbuffered, text = io.BytesIO(), Unbuffered(), io.StringIO()
     for stdout, arguments, code in (
@@ -254,15 +251,15 @@ GOOD = {"good.pt", "old.pth", "other.tensor", "good.npy", "good.column", "good.j
 }
 
 
-def test_retry(tmp_path: Path, capsys: Captured) -> None:
+def test_retry(tmp_path: Path) -> None:
     paths = samples(tmp_path / "data")
     bad = [BadSample(id, path, "CorruptSample: once", 1, WHEN) for id, path in paths.items()]
     bad.append(BadSample("outside", paths["good.pt"], "OutsideRoot: it leads out", 1, WHEN))
     manifest = write(tmp_path / "bad.jsonl", *bad)
     before = Path(manifest).read_bytes()
-    *dry, dry_counts = printed(capsys, "retry", "--dry-run", manifest, code=1).splitlines()
+    *dry, dry_counts = printed("retry", "--dry-run", manifest, code=1).splitlines()
     assert Path(manifest).read_bytes() == before
-    *lines, counts = printed(capsys, "retry", manifest, code=1).splitlines()
+    *lines, counts = printed("retry", manifest, code=1).splitlines()
     assert lines == dry
     said = {line[12:].split(": ")[0]: line for line in lines}
     assert {id for id, line in said.items() if line.startswith("good again  ")} == GOOD
@@ -289,16 +286,16 @@ def test_retry(tmp_path: Path, capsys: Captured) -> None:
     assert bad_samples(manifest) == [entry for entry in bad if entry.id not in GOOD]  # what stays has its old error
 
 
-def test_retry_when_all_is_well(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retry_when_all_is_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = [tmp_path / "a.pt", tmp_path / "b.png"]
     torch.save(torch.zeros(3), files[0])
     Image.new("RGB", (40, 40)).save(files[1])
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)  # of which Pillow warns
     manifest = write(tmp_path / "m", *(BadSample(file.stem, str(file), "CorruptSample: torn", 1) for file in files))
-    first, _, counts = printed(capsys, "retry", manifest).splitlines()
+    first, _, counts = printed("retry", manifest).splitlines()
     assert first == "good again  a: was CorruptSample: torn" and counts.startswith("2 good again (2 taken out), 0 ")
     assert Path(manifest).read_bytes() == b""
-    printed(capsys, "retry", manifest)
+    printed("retry", manifest)
 
 
 def test_export_csv_and_odd_names(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
@@ -316,35 +313,35 @@ def test_export_csv_and_odd_names(tmp_path: Path, capsysbinary: pytest.CaptureFi
     assert capsysbinary.readouterr().out == os.fsencode(ODD) + b"\0\xed\xa0\x80\0"
 
 
-def test_export_names(manifest: str, capsys: Captured) -> None:
-    assert printed(capsys, "export", manifest, "--format", "ids") == "id-1\nid-22\n/data/x.jpg\n"
-    assert main(["quarantine", "export", manifest, "--format", "paths", "--null"]) == 0
-    out, err = capsys.readouterr()
+def test_export_names(manifest: str) -> None:
+    assert printed("export", manifest, "--format", "ids") == "id-1\nid-22\n/data/x.jpg\n"
+    out, err = ran("quarantine", "export", manifest, "--format", "paths", "--null")
     assert out == "/data/id-1.pt\0/data/x.jpg\0"
     assert err == "penstock: note: 1 of 3 bad samples have no path and are left out\n"
 
 
-def test_export_names_that_cannot_be_told_apart(tmp_path: Path, capsys: Captured) -> None:
+def test_export_names_that_cannot_be_told_apart(tmp_path: Path) -> None:
     manifest = write(tmp_path / "m", BadSample("a\nb", None, "E", 1, WHEN), BadSample("a\0b", None, "E", 1, WHEN))
     for name, more, instead in ((r"a\nb", [], "--null"), (r"a\x00b", ["--null"], "--format json")):
-        line = fails(capsys, "quarantine", "export", manifest, "--format", "ids", *more)
+        line = fails("quarantine", "export", manifest, "--format", "ids", *more)
         assert f"'{name}' holds the character that ends each name; use {instead}" in line
 
 
-def test_export_to_a_file(manifest: str, tmp_path: Path, capsys: Captured) -> None:
+def test_export_to_a_file(manifest: str, tmp_path: Path) -> None:
     output = tmp_path / "out.txt"
     command = ["quarantine", "export", manifest, "--format", "ids", "--output"]
-    assert main([*command, str(output)]) == 0
+    ran(*command, output)
     assert output.read_text() == "id-1\nid-22\n/data/x.jpg\n"
     write(Path(manifest), *bad_samples(manifest)[1:])
-    assert f"{output} exists; give --force to overwrite it" in fails(capsys, *command, str(output))
+    assert f"{output} exists; give --force to overwrite it" in fails(*command, str(output))
     assert output.read_text().startswith("id-1")
-    assert main([*command, str(output), "--force"]) == main([*command, "/dev/null"]) == 0
+    for path in (output, "/dev/null"):
+        ran(*command, path, "--force")
     assert output.read_text() == "id-22\n/data/x.jpg\n"
     before = Path(manifest).read_bytes()
     wrong = {manifest: "is the manifest itself", str(tmp_path): "Is a directory", f"{tmp_path}/none/x": "No such file"}
     for path, words in wrong.items():
-        assert words in fails(capsys, *command, path, "--force")
+        assert words in fails(*command, path, "--force")
     assert Path(manifest).read_bytes() == before
 
 

@@ -7,7 +7,6 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,24 +15,12 @@ import pytest
 
 import penstock
 from penstock.cli import main
+from tests.commands import ran
 from tests.data import tensor_files, write_photos, write_tensors
 from tests.packing.packed import contents, flip_bit
 
-Captured = pytest.CaptureFixture[str]
 
-
-@pytest.fixture
-def ran(capsys: Captured) -> Callable[..., tuple[str, str]]:
-    """Return what runs a command, which must end with this code, and returns its output and its errors."""
-
-    def run(*arguments: object, code: int = 0) -> tuple[str, str]:
-        assert main(list(map(str, arguments))) == code
-        return capsys.readouterr()
-
-    return run
-
-
-def test_an_image_folder_and_back(tmp_path: Path, ran: Any) -> None:
+def test_an_image_folder_and_back(tmp_path: Path) -> None:
     root, out, back = write_photos(tmp_path / "photos"), tmp_path / "out", tmp_path / "back"
     pack = ("pack", root, out, "--shard-size", "8KiB", "--split", "train")
     said, err = ran(*pack)
@@ -51,14 +38,14 @@ def test_an_image_folder_and_back(tmp_path: Path, ran: Any) -> None:
     assert "CRC-32C" in ran("unpack", out, tmp_path / "more", code=2)[1]
 
 
-def test_smaller_images_and_what_they_cost(tmp_path: Path, ran: Any) -> None:
+def test_smaller_images_and_what_they_cost(tmp_path: Path) -> None:
     root = write_photos(tmp_path / "photos")
     said = ran("pack", root, tmp_path / "out", "--max-side", "30", "--quality", "70")[1]
     assert "measured on 26 of 26 samples: " in said and " become " in said
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".npy"])
-def test_folders_of_tensors(tmp_path: Path, ran: Any, suffix: str) -> None:
+def test_folders_of_tensors(tmp_path: Path, suffix: str) -> None:
     root = write_tensors(tmp_path / "data", suffix=suffix)
     ran("pack", root, tmp_path / "out", "--workers", "1")
     assert len(penstock.Shards(tmp_path / "out")) == 30
@@ -67,7 +54,7 @@ def test_folders_of_tensors(tmp_path: Path, ran: Any, suffix: str) -> None:
     assert "take each kind from Python" in ran("pack", root, tmp_path / "other", code=2)[1]
 
 
-def test_foreign_tar_files(tmp_path: Path, ran: Any) -> None:
+def test_foreign_tar_files(tmp_path: Path) -> None:
     penstock.pack(penstock.ImageFolder(write_photos(tmp_path / "photos")), tmp_path / "out", shard_size="8KiB")
     for path in (tmp_path / "out").iterdir():
         if path.suffix != ".tar":
@@ -76,14 +63,14 @@ def test_foreign_tar_files(tmp_path: Path, ran: Any) -> None:
     assert "holds the split 'all' already" in ran("index", tmp_path / "out", "--split", "all", code=2)[1]
 
 
-def test_what_is_wrong_in_one_line(tmp_path: Path, ran: Any) -> None:
+def test_what_is_wrong_in_one_line(tmp_path: Path) -> None:
     out = tmp_path / "out"
     for name, *rest in (("pack/none", out), ("info",), ("verify",), ("unpack", out), ("index",)):
         verb, _, folder = name.partition("/")
         assert ran(verb, tmp_path / folder, *rest, code=2)[1].count("\n") == 1
 
 
-def test_progress_elsewhere_and_on_a_terminal(tmp_path: Path, ran: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_elsewhere_and_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(monotonic=itertools.count(100, 0.25).__next__)  # 4 samples a second
     monkeypatch.setattr("penstock.cli.terminal.time", clock)
     out = tmp_path / "out"
@@ -96,7 +83,7 @@ def test_progress_elsewhere_and_on_a_terminal(tmp_path: Path, ran: Any, monkeypa
     terminal.isatty, terminal.fileno = lambda: True, lambda: 2
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((30, 24)))
-    ran("verify", out)
+    assert main(["verify", str(out)]) == 0
     shown = [line.strip("\r") for line in terminal.getvalue().split("\r\x1b[K")]
     assert shown[:4] == [
         "",

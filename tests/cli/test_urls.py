@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 import penstock
-from penstock.cli import main
 from penstock.errors import ChecksumMismatch, InvalidOption
-from tests.commands import BadSample
+from tests.commands import BadSample, ran
 from tests.data import write_photos
 from tests.packing.packed import contents, flip_bit
 from tests.s3_server import S3, serve
@@ -34,15 +32,9 @@ def served() -> Iterator[S3]:
         yield server
 
 
-@pytest.fixture
-def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Return what runs a command, which must end with this code, and returns what it prints."""
-
-    def run(*arguments: object, code: int = 0) -> str:
-        assert main(list(map(str, arguments))) == code
-        return "".join(capsys.readouterr())
-
-    return run
+def said(*arguments: object, code: int = 0) -> str:
+    """Run a command, which must end with this code, and return what it prints."""
+    return "".join(ran(*arguments, code=code))
 
 
 def put(served: S3, folder: Path) -> str:
@@ -51,7 +43,7 @@ def put(served: S3, folder: Path) -> str:
     return f"{served.url}/{folder.parent.name}"
 
 
-def test_shards_of_a_store(served: S3, folder: Path, said: Any) -> None:
+def test_shards_of_a_store(served: S3, folder: Path) -> None:
     url = put(served, folder)
     assert said("info", url) == said("info", folder)
     assert said("verify", url, "--decode") == "26 samples decoded and compared: no fault\n"
@@ -69,7 +61,7 @@ NEAR = {"gs:/x": "gs://x", "s3:/x/y": "s3://x/y", "gcs://x": "gs://x", "S3:/x": 
 
 
 @pytest.mark.parametrize("near", NEAR)
-def test_what_is_nearly_a_url(near: str, folder: Path, said: Any) -> None:
+def test_what_is_nearly_a_url(near: str, folder: Path) -> None:
     before = sorted(os.listdir())
     for words in (("info",), ("verify",), ("view",), ("doctor",), ("pack", "photos"), ("unpack", "out"), ("index",)):
         assert f"write {NEAR[near]}\n" in said(*words, near, code=2), words
@@ -93,7 +85,7 @@ def test_what_is_nearly_a_url(near: str, folder: Path, said: Any) -> None:
 
 
 @pytest.mark.parametrize("remote", [False, True])
-def test_retry_of_samples_of_shards(remote: bool, served: S3, folder: Path, said: Any) -> None:
+def test_retry_of_samples_of_shards(remote: bool, served: S3, folder: Path) -> None:
     url = put(served, folder) if remote else str(folder)
     flip_bit(folder / "data-000001.tar", 600)
     if remote:

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.frameworks.launching import descendants
+
 ROOT = Path(__file__).parents[2]
 #: Bytes of each node's object store.
 STORE = 100 << 20
@@ -30,14 +32,6 @@ def ray_processes() -> set[int]:
                 continue
             if mine and (b"ray" in command.split(b"\0")[0] or b"ray::" in command or b"/ray/" in command):
                 found.add(int(entry.name))
-    return found
-
-
-def children(process: int) -> set[int]:
-    found: set[int] = set()
-    for task in Path(f"/proc/{process}/task").iterdir():
-        for child in map(int, (task / "children").read_text().split()):
-            found |= {child, *children(child)}
     return found
 
 
@@ -69,7 +63,7 @@ class Nodes:
     def stop(self, name: str) -> set[int]:
         """Let the raylet of a node and its workers stand still, so that they do not answer; return them."""
         raylet = self._nodes[name].all_processes["raylet"][0].process.pid
-        stopped = {raylet, *children(raylet)}
+        stopped = {raylet, *descendants(raylet)}
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
         return stopped

@@ -7,7 +7,6 @@ import socket
 import sys
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ import pytest
 import torch
 
 import penstock
-from penstock.carriers.native import NativeCarrier
 from penstock.cluster.connection import (
     Facts,
     Memory,
@@ -31,10 +29,6 @@ from penstock.cluster.connection import (
     versions,
 )
 from penstock.cluster.option import Ray, ray_of
-from penstock.memory.buffers import Buffers
-from penstock.passes.iterator import Pass
-from penstock.passes.values import PassInput, PassResources
-from penstock.plan import NativePlan, plan
 from tests.data import Made, Stream, rows
 from tests.same import assert_same
 from tests.samples import SAMPLES
@@ -213,19 +207,3 @@ def test_what_was_sent_is_not_kept() -> None:
     alive, pieces = weakref.ref(tensor), pieces_of([tensor])
     del tensor, pieces
     assert alive() is None, "batch memory would not be used again before the garbage is collected"
-
-
-def test_a_pass_asks_for_no_request_that_has_not_come(tmp_path: Path) -> None:
-    """A filler's pass reads ahead, but its sampler is the requests of the trainer: one that is not here is no end."""
-    for number in range(4):
-        torch.save(torch.full((8,), number), tmp_path / f"{number}.pt")
-    found = plan(penstock.TensorFolder(tmp_path), batched=True, collate_fn=None, worker_init_fn=None)
-    assert isinstance(found, NativePlan)
-    requests: deque[Any] = deque()
-    resources = PassResources(2, None, Buffers(pinned=False, keep=2))
-    given = PassInput(iter(requests.popleft, None), None, 0, 0, ready=lambda: bool(requests))
-    made = Pass(NativeCarrier(found, resources), given)
-    for number in (2, 0, 3):
-        requests.append((np.array([number]), range(number, number + 1)))
-        assert int(next(made)[0, 0]) == number
-    made.close()

@@ -93,7 +93,7 @@ def test_while_another_thread_counts(name: str, tries: Count) -> None:
     """Threads that make batches, and the one that feeds a device, take the locks of the counters."""
     loader = penstock.DataLoader(Made(row, SIZE), BATCH, **EXECUTORS[name].options)
     counters = loader._pass_factory.counters
-    locks = [counters._lock, counters.meter._lock, counters.meter.calls._lock]
+    locks = [counters._lock, counters.meter._stages._merging, counters.meter.calls.workers._merging]
     for turn in range(tries(3, 30)):
         held, done = threading.Event(), threading.Event()
 

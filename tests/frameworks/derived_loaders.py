@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing.context import SpawnContext
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -82,36 +80,14 @@ class Lazy(Infinite):
         self.iterator = None
 
 
-class MultiEpoch(Torchs):
-    """As timm's: says that it is not initialized, for torch to let it set its batch sampler."""
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self._DataLoader__initialized = False
-        self.batch_sampler: Any = Endless(self.batch_sampler)
-        self._DataLoader__initialized = True
-        self.iterator = super().__iter__()
-
-    def __len__(self) -> int:
-        return len(self.batch_sampler.sampler)
-
-    def __iter__(self) -> Any:
-        return itertools.islice(self.iterator, len(self))
-
-
 class Collater:
-    """As PyTorch Geometric's: makes one object of those of a batch, without some keys."""
+    """As PyTorch Geometric's: makes an object of its own of each batch."""
 
     def __init__(self, dataset: Any, exclude: list[str]) -> None:
         self.dataset, self.exclude = dataset, exclude
 
     def __call__(self, samples: list[Any]) -> Any:
-        if not isinstance(samples[0], SimpleNamespace):
-            return default_collate(samples)
-        kept = [name for name in vars(samples[0]) if name not in self.exclude]
-        joined = {name: torch.cat([getattr(sample, name) for sample in samples]) for name in kept}
-        sizes = torch.tensor([len(getattr(sample, kept[0])) for sample in samples])
-        return {**joined, "batch": torch.repeat_interleave(torch.arange(len(samples)), sizes)}
+        return {"x": default_collate(samples), "batch": torch.arange(len(samples))}
 
 
 class Graphs(Torchs):
@@ -215,6 +191,18 @@ class Guarded(Torchs):
         return True
 
 
+class Explicit(Torchs):
+    """Names the class whose __init__ it calls."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self.early = True
+        Torchs.__init__(self, *arguments, **named)
+
+
+class Mixed(type("Mixin", (), {}), Torchs):  # type: ignore[misc]
+    """Has another base."""
+
+
 class Plain(Torchs):
     """Adds nothing."""
 
@@ -266,18 +254,3 @@ class Threaded(Torchs):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, multiprocessing_context=_ThreadedContext(), **named)
-
-
-# --- for `penstock doctor` -------------------------------------------------------------------------------------------
-
-
-def plain_loader() -> Plain:
-    return Plain(Made(size=4))
-
-
-def own_loader() -> OwnIterators:
-    return OwnIterators(Made(size=4))
-
-
-def torchs_loader() -> Torchs:
-    return DataLoader(Made(size=4))

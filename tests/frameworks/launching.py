@@ -69,7 +69,7 @@ for verb, ranks in json.loads(sys.argv[3]).items():
 def launched(work: str, folder: Path, **verbs: int) -> None:
     """Call main(verb, folder) of a module beside this one in so many ranks as each verb says, verb by verb.
 
-    Their environment is that of torchrun's, which test_torchrun.py and others start.
+    Their environment is that of torchrun's, which tests/test_examples.py and others start.
     """
     if not dist.is_gloo_available():
         pytest.skip("this torch was built without gloo")

@@ -4,32 +4,26 @@ from __future__ import annotations
 
 import importlib
 import pickle
-import random
 import sys
 import warnings
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
 import penstock
 from penstock.errors import InvalidOption
 from tests.data import Drawing, rows
+from tests.differential.values import seeded
 from tests.same import assert_same
 from tests.values import listed
 
 MODULE = "torchdata.stateful_dataloader.stateful_dataloader"
 
 
-def seed_all() -> None:
-    for seed in (random.seed, np.random.seed, torch.manual_seed):
-        seed(3)
-
-
 def passes(kind: Any, dataset: Any, **options: Any) -> Any:
-    seed_all()
+    seeded()
     loader = kind(dataset, 4, shuffle=True, **options)
     return [list(loader) for _ in range(2)]
 

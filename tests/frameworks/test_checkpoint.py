@@ -56,57 +56,46 @@ KINDS: dict[str, dict[str, Any]] = {
 EVERY = pytest.mark.parametrize("options", list(KINDS.values()), ids=list(KINDS))
 
 
-def stopped(made: Any, steps: int, folder: Path | None = None) -> tuple[dict[str, Any], list[Any]]:
-    """Return the state behind some steps of a pass, and what comes after them; with a folder, save the loader there."""
+def stopped(made: Any, steps: int, folder: Path) -> tuple[dict[str, Any], list[Any]]:
+    """Return the state behind some steps of a pass, at which the loader is saved, and what comes after them."""
     batches = iter(made)
     taken(batches, steps)
-    if folder is not None:
-        dcp.save({"loader": made, "model": {"weight": torch.ones(2)}}, checkpoint_id=folder / "saved", no_dist=True)
-    state = made.state_dict()
-    return state, list(batches)
+    dcp.save({"loader": made, "model": {"weight": torch.ones(2)}}, checkpoint_id=folder / "saved", no_dist=True)
+    return made.state_dict(), list(batches)
 
 
-def restored(folder: Path, made: Any) -> Any:
-    assert isinstance(made, Stateful)
+def restored(again: Any, state: dict[str, Any], folder: Path) -> None:
+    """The loader itself is loaded, beside a model."""
+    assert isinstance(again, Stateful)
     model = {"weight": torch.zeros(2)}
-    dcp.load({"loader": made, "model": model}, checkpoint_id=folder / "saved", no_dist=True)
+    dcp.load({"loader": again, "model": model}, checkpoint_id=folder / "saved", no_dist=True)
     assert model["weight"].tolist() == [1, 1]
-    return made
 
 
-@EVERY
-def test_a_loader_is_saved_and_restored(options: dict[str, Any], tmp_path: Path) -> None:
-    state, rest = stopped(loader(tmp_path, **options), 3, tmp_path)
-    again = restored(tmp_path, loader(tmp_path, **options))
-    assert again.state_dict() == state
-    assert_same(list(again), rest)
-
-
-def by_checkpoint(state: dict[str, Any], new: dict[str, Any], folder: Path) -> dict[str, Any]:
+def by_checkpoint(again: Any, state: dict[str, Any], folder: Path) -> None:
     dcp.save({"loader": state}, checkpoint_id=folder / "own", no_dist=True)
-    read = {"loader": new}
+    read = {"loader": again.state_dict()}
     dcp.load(read, checkpoint_id=folder / "own", no_dist=True)
-    return read
+    again.load_state_dict(read["loader"])
 
 
-def read_whole(state: dict[str, Any], new: dict[str, Any], folder: Path) -> Any:
+def read_whole(again: Any, state: dict[str, Any], folder: Path) -> None:
     dcp_to_torch_save(folder / "saved", folder / "whole.pt")
-    return torch.load(folder / "whole.pt", weights_only=True)
+    again.load_state_dict(torch.load(folder / "whole.pt", weights_only=True)["loader"])
 
 
-def by_torch_save(state: dict[str, Any], new: dict[str, Any], folder: Path) -> Any:
-    torch.save({"loader": state}, folder / "saved.pt")
-    return torch.load(folder / "saved.pt", weights_only=True)
+def by_torch_save(again: Any, state: dict[str, Any], folder: Path) -> None:
+    torch.save(state, folder / "saved.pt")
+    again.load_state_dict(torch.load(folder / "saved.pt", weights_only=True))
 
 
 @EVERY
-@pytest.mark.parametrize("way", [by_checkpoint, read_whole, by_torch_save])
+@pytest.mark.parametrize("way", [restored, by_checkpoint, read_whole, by_torch_save])
 def test_a_state_is_saved_and_restored(options: dict[str, Any], way: Any, tmp_path: Path) -> None:
     state, rest = stopped(loader(tmp_path, **options), 3, tmp_path)
     again = loader(tmp_path, **options)
-    read = way(state, again.state_dict(), tmp_path)["loader"]
-    assert read == state
-    again.load_state_dict(read)
+    way(again, state, tmp_path)
+    assert again.state_dict() == state
     assert_same(list(again), rest)
 
 
@@ -141,7 +130,8 @@ def test_a_loader_in_the_middle_of_another_pass_goes_back(steps: int, options: A
 def test_an_iterable_dataset_with_a_state_of_its_own(tmp_path: Path) -> None:
     options: dict[str, Any] = {"dataset": Placed(SIZE), "shuffle": None, "seed": None}
     state, rest = stopped(loader(tmp_path, **options), 3, tmp_path)
-    again = restored(tmp_path, loader(tmp_path, **{**options, "dataset": Placed(SIZE)}))
+    again = loader(tmp_path, **{**options, "dataset": Placed(SIZE)})
+    restored(again, state, tmp_path)
     assert state["dataset"] is not None and again.state_dict()["dataset"] == state["dataset"]
     assert_same(list(again), rest)
 

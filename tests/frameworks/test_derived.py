@@ -11,7 +11,6 @@ import pickle
 import random
 import weakref
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,12 +20,10 @@ import torch.utils.data as tud
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 import penstock
-from penstock import derived
-from penstock.carriers.here import CallerPass
-from penstock.insight.recording import Recording
-from penstock.passes.iterator import Pass
-from tests.commands import command
-from tests.data import Drawing, Made, rows
+from penstock.insight import record
+from tests.commands import command, named
+from tests.data import Drawing, Made, Stream, rows
+from tests.differential.values import seeded
 from tests.forking import assert_in_child
 from tests.frameworks import derived_loaders as kinds, run_stateful
 from tests.resources import run_script
@@ -34,10 +31,9 @@ from tests.same import assert_same
 from tests.values import flat, listed
 from tests.waiting import run_in_threads, wait_until
 
-ITERATOR = vars(tud.DataLoader)["_get_iterator"]
 WORKERS: list[dict[str, Any]] = [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
-OURS = [kinds.Infinite, kinds.Lazy, kinds.MultiEpoch, kinds.Graphs, kinds.Nodes, kinds.Seeding, kinds.Buffered]
-OURS += [kinds.Guarded, kinds.Plain]
+OURS = [kinds.Infinite, kinds.Lazy, kinds.Graphs, kinds.Nodes, kinds.Seeding, kinds.Buffered]
+OURS += [kinds.Guarded, kinds.Explicit, kinds.Mixed, kinds.Plain]
 TORCHS = {
     kinds.OwnIterators: "its own code makes the iterators: _get_iterator() of OwnIterators",
     kinds.OwnLoop: "its own code makes the iterators: __iter__() of OwnLoop",
@@ -46,33 +42,21 @@ TORCHS = {
 }
 
 
-@pytest.fixture
-def installed() -> Iterator[Any]:
-    with penstock.install() as installed:
-        yield installed
-    assert vars(tud.DataLoader)["_get_iterator"] is ITERATOR
-    assert "__init_subclass__" not in vars(tud.DataLoader)
+#: The attribute of a loader by which its passes are found.
+BESIDE = "_penstock_beside"
 
 
-class Stream(tud.IterableDataset[Any]):
-    """Numbers, and a draw from a global generator."""
-
-    def __iter__(self) -> Iterator[Any]:
-        info: Any = tud.get_worker_info()
-        return ((number, torch.rand(1)) for number in range(0 if info is None else info.id, 7, 2))
+def is_ours(batches: Any) -> bool:
+    """Return whether a pass is Penstock's."""
+    return type(batches).__module__.startswith("penstock.")
 
 
 DATASETS: dict[str, Callable[[], Any]] = {
     "rows": lambda: rows(11),
     "draws": lambda: Drawing(11),
     "randomizable": lambda: kinds.Randomizable(11),
-    "stream": Stream,
+    "stream": lambda: Stream(7, lambda number: (number, torch.rand(1))),
 }
-
-
-def seeded() -> None:
-    for seed in (random.seed, np.random.seed, torch.manual_seed):
-        seed(5)
 
 
 def passes(kind: Any, dataset: Any, options: dict[str, Any]) -> list[Any]:
@@ -137,17 +121,6 @@ def test_samplers_draw_when_they_would_draw_for_torchs_iterators(
         assert_same(found(), wanted)
 
 
-@pytest.mark.usefixtures("installed")
-def test_a_collater_makes_its_objects() -> None:
-    def graph(index: int) -> SimpleNamespace:
-        return SimpleNamespace(x=torch.full((index % 3 + 1, 2), index), edges=torch.arange(index), secret=index)
-
-    loader = kinds.Graphs(Made(graph, 6), 3, exclude_keys=["secret", "edges"], num_workers=1)
-    first = next(iter(loader))
-    assert list(first) == ["x", "batch"] and first["batch"].tolist() == [0, 1, 1, 2, 2, 2]
-    assert type(loader._get_iterator()) is Pass
-
-
 @pytest.mark.parametrize("kind", TORCHS)
 def test_what_makes_its_own_batches_stays_torchs(kind: Any, installed: Any) -> None:
     loader = kind(rows(3)) if kind is kinds.Duck else kind(rows(3), 2)
@@ -156,12 +129,6 @@ def test_what_makes_its_own_batches_stays_torchs(kind: Any, installed: Any) -> N
     assert found and (kind is kinds.OwnLoop or type(iter(loader)).__module__ == "torch.utils.data.dataloader")
     if kind is not kinds.Duck or "Duck" in installed.explain():
         assert installed.explain() == f"tests.frameworks.derived_loaders.{kind.__name__}: {TORCHS[kind]}"
-
-
-def test_threads_in_the_place_of_processes_are_torchs() -> None:
-    why = "the workers of its multiprocessing_context=_ThreadedContext are not processes"
-    assert derived.stays_torchs(kinds.Threaded(rows(3), num_workers=1)) == why
-    assert not derived.stays_torchs(kinds.Plain(rows(3), num_workers=1, multiprocessing_context="spawn"))
 
 
 def test_explain_has_a_line_for_each_class(installed: Any) -> None:
@@ -189,7 +156,7 @@ def test_class_attributes_length_and_references_stay() -> None:
     loader = kinds.Plain(rows(5), 2)
     before = set(vars(loader))
     batches = iter(loader)
-    assert type(batches) is CallerPass and issubclass(CallerPass, _BaseDataLoaderIter)
+    assert is_ours(batches) and isinstance(batches, _BaseDataLoaderIter)
     assert type(loader) is kinds.Plain and len(loader) == len(batches) == 3
     assert {name for name in set(vars(loader)) - before if not name.startswith("_")} == set()
     with pytest.raises(ValueError, match="batch_size attribute should not be set after Plain is initialized"):
@@ -205,7 +172,7 @@ def test_copies_have_passes_of_their_own(duplicate: Any) -> None:
     other = duplicate(loader)
     assert type(other) is type(loader)
     theirs, ours = kinds.Plain.__iter__(other), kinds.Plain.__iter__(loader)
-    assert vars(other)[derived._BESIDE] is not vars(loader)[derived._BESIDE]
+    assert vars(other)[BESIDE] is not vars(loader)[BESIDE]
     assert listed([next(theirs), next(ours)]) == [wanted[0]] * 2
 
 
@@ -223,7 +190,7 @@ def test_a_pickled_loader_needs_no_penstock() -> None:
 def test_nothing_keeps_a_loader(kind: Any) -> None:
     loader = kind(rows(5), 2)
     list(loader)
-    gone, beside = weakref.ref(loader), weakref.ref(vars(loader)[derived._BESIDE])
+    gone, beside = weakref.ref(loader), weakref.ref(vars(loader)[BESIDE])
     if kind is kinds.Nodes:  # its collate_fn holds it, as with torch's passes
         del loader
         gc.collect()
@@ -323,7 +290,7 @@ def test_a_pass_goes_on_after_uninstall() -> None:
     assert [len(batch[0]) for batch in theirs] == [2, 2, 2]
     assert type(iter(other)).__module__ == "torch.utils.data.dataloader"
     with penstock.install():
-        assert type(iter(other)) is CallerPass
+        assert is_ours(iter(other))
 
 
 def test_a_loader_of_before_keeps_its_class_and_its_iterator() -> None:
@@ -333,8 +300,8 @@ def test_a_loader_of_before_keeps_its_class_and_its_iterator() -> None:
     with penstock.install():
         assert type(before.iterator) is torchs and listed(before) == [[0, 1], [2, 3]]
         before.reset()
-        assert type(before.iterator) is Pass and listed(before) == [[0, 1], [2, 3]]
-        assert type(plain) is tud.DataLoader and type(iter(plain)) is CallerPass
+        assert is_ours(before.iterator) and listed(before) == [[0, 1], [2, 3]]
+        assert type(plain) is tud.DataLoader and is_ours(iter(plain))
 
 
 @pytest.mark.usefixtures("installed")
@@ -373,16 +340,6 @@ def test_threads_and_children_may_begin_passes() -> None:
     assert_in_child(check)
 
 
-def test_another_exchange_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    penstock.install()
-    with monkeypatch.context() as patch:
-        patch.setattr(tud.DataLoader, "_get_iterator", ITERATOR)
-        with pytest.raises(RuntimeError, match="_get_iterator was replaced by other code"):
-            penstock.uninstall()
-    penstock.uninstall()
-    assert vars(tud.DataLoader)["_get_iterator"] is ITERATOR
-
-
 # --- subclasses of ours ----------------------------------------------------------------------------------------------
 
 
@@ -406,35 +363,6 @@ def test_the_same_over_our_loader(kind: Any, options: dict[str, Any]) -> None:
 
 
 # --- frameworks over these -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of torch, for what Lightning does
-def test_lightnings_combined_loader() -> None:
-    combined = pytest.importorskip("lightning.pytorch.utilities.combined_loader")
-
-    def found() -> Any:
-        seeded()
-        loaders = {"a": kinds.Plain(Drawing(7), 2, shuffle=True), "b": kinds.Infinite(rows(9), 3)}
-        return [listed([batch["a"], batch["b"], index]) for batch, index, _ in combined.CombinedLoader(loaders)]
-
-    wanted = found()
-    with penstock.install() as installed:
-        assert found() == wanted
-        assert installed.explain().count("Penstock makes the batches") == 2
-
-
-def test_accelerates_shard() -> None:
-    accelerate = pytest.importorskip("accelerate")
-
-    def found() -> Any:
-        seeded()
-        loader = accelerate.Accelerator(cpu=True).prepare(kinds.Graphs(Drawing(7), 2, True))
-        return [listed(loader) for _ in range(2)]
-
-    wanted = found()
-    with penstock.install() as installed:
-        assert found() == wanted
-        assert "torch.utils.data.dataloader.DataLoader: Penstock makes the batches" in installed.explain()
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # which torchdata calls
@@ -467,30 +395,36 @@ def test_accelerates_shard_with_states(kind: Any) -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_recordings_name_the_loader_that_was_made() -> None:
-    recording = Recording()
-    recording.begin()
-    try:
-        for _ in kinds.Plain(Made(size=8), 2):
-            pass
-    finally:
-        recording.end()
+    with record() as recording:
+        list(kinds.Plain(Made(size=8), 2))
     (loop,) = recording.loops()
     facts = loop.loader
     assert (facts.name, facts.dataset, facts.batching, facts.method) == ("Plain", "Made", "batch_size=2", "Penstock")
     assert facts.place.startswith("tests/frameworks/test_derived.py:") and loop.times.batches == 4
 
 
-def test_doctor_says_who_makes_the_batches() -> None:
-    def said(name: str) -> list[list[str]]:
-        lines = command("doctor", "--no-measure", f"tests.frameworks.derived_loaders:{name}", code=None).splitlines()
-        return [line.split(maxsplit=1) for line in lines if "penstock.install()" in line]
+TAKEN = "under it the passes of a {} are Penstock's"
+NOT_TAKEN = "it leaves the passes of a {} as they are: "
+OWN_CODE = f"{NOT_TAKEN}its own code makes the iterators: _get_iterator() of OwnIterators"
+THREADS = f"{NOT_TAKEN}the workers of its multiprocessing_context=_ThreadedContext are not processes"
 
-    ((state, words),) = said("plain_loader")
-    assert state == "ok" and words.endswith("under it the passes of a Plain are Penstock's")
-    ((_, words),) = said("own_loader")
-    why = "its own code makes the iterators: _get_iterator() of OwnIterators"
-    assert words.endswith(f"it leaves the passes of a OwnIterators as they are: {why}")
-    assert not said("torchs_loader")
+
+@pytest.mark.parametrize(
+    ("kind", "options", "words"),
+    [
+        (kinds.Plain, {}, TAKEN),
+        (kinds.Plain, {"num_workers": 1, "multiprocessing_context": "spawn"}, TAKEN),
+        (kinds.OwnIterators, {}, OWN_CODE),
+        (kinds.Threaded, {"num_workers": 1}, THREADS),
+        (tud.DataLoader, {}, None),
+    ],
+)
+def test_doctor_says_who_makes_the_batches(kind: Any, options: dict[str, Any], words: str | None) -> None:
+    lines = command("doctor", "--no-measure", named(kind(Made(size=4), **options)), code=None).splitlines()
+    said = [line.split(maxsplit=1) for line in lines if "penstock.install()" in line]
+    assert len(said) == (words is not None)
+    for state, line in said:
+        assert (state == "ok") is (words is TAKEN) and words and line.endswith(words.format(kind.__name__))
 
 
 # --- torchdata's -----------------------------------------------------------------------------------------------------

@@ -20,8 +20,17 @@ from tests.frameworks import run_lightning
 from tests.frameworks.run_lightning import BATCH, OWN, SAMPLES
 
 EPOCHS = 2  # as there
-NATIVE = ["workers None", "workers 0", "workers 2", "persistent", "hooks", "seeded workers"]
-FITTED = [*NATIVE, "Python"]
+THREADS = "native thread"
+#: Of each case num_workers and persistent_workers, where they were given, and what makes the batches.
+CASES: dict[str, tuple[list[Any] | None, str]] = {
+    "workers None": (None, THREADS),
+    "workers 0": ([0, False], "the caller's thread fills"),
+    "workers 2": ([2, False], THREADS),
+    "persistent": ([2, True], THREADS),
+    "hooks": (None, THREADS),
+    "seeded workers": (None, THREADS),
+    "Python": ([1, False], "Python reads"),
+}
 
 pytestmark = pytest.mark.timeout(600)  # see launching.run
 
@@ -43,37 +52,17 @@ def expected(rank: int, epoch: int, shuffle: bool, seed: int = 0) -> list[list[i
     return [numbers[at : at + BATCH] for at in range(0, len(numbers), BATCH)]
 
 
-@pytest.mark.parametrize("stage", ["train", "val"])
-@pytest.mark.parametrize("case", FITTED)
-def test_the_loader_made_anew_is_ours_with_its_options(ranks: list[dict[str, Any]], case: str, stage: str) -> None:
+@pytest.mark.parametrize("case", CASES)
+def test_a_loader_made_anew_is_ours_with_its_options_and_its_samplers_batches(ranks: Any, case: str) -> None:
     made: Any = penstock.DataLoader(TensorDataset(torch.arange(2)), **OWN)
     own = {name: repr(getattr(made, name)) for name in OWN}
-    for rank in ranks:
-        loader = rank[case]["loaders"][stage]
-        assert (loader["kept"], loader["sampler"], loader["own"]) == (True, "DistributedSampler", own)
-
-
-@pytest.mark.parametrize("case", NATIVE)
-def test_native_threads_still_read(ranks: list[dict[str, Any]], case: str) -> None:
-    who = "the caller's thread fills" if case == "workers 0" else "native thread"
-    for rank in ranks:
-        for stage in ("train", "val"):
-            assert who in rank[case]["loaders"][stage]["plan"]
-
-
-@pytest.mark.parametrize(
-    ("case", "workers"),
-    [("workers 0", [0, False]), ("workers 2", [2, False]), ("persistent", [2, True]), ("Python", [1, False])],
-)
-def test_workers_are_as_they_were_given(ranks: list[dict[str, Any]], case: str, workers: list[Any]) -> None:
-    assert [rank[case]["loaders"][stage]["workers"] for rank in ranks for stage in ("train", "val")] == [workers] * 4
-
-
-@pytest.mark.parametrize("case", FITTED)
-def test_batches_are_those_of_the_sampler_in_every_epoch(ranks: list[dict[str, Any]], case: str) -> None:
+    workers, who = CASES[case]
     seed = 3 if case == "seeded workers" else 0  # seed_everything(3)
     for number, rank in enumerate(ranks):
-        seen = rank[case]["seen"]
+        seen, loaders = rank[case]["seen"], rank[case]["loaders"]
+        for loader in (loaders["train"], loaders["val"]):
+            assert (loader["kept"], loader["sampler"], loader["own"]) == (True, "DistributedSampler", own)
+            assert who in loader["plan"] and workers in (None, loader["workers"])
         assert seen["train"] == [expected(number, epoch, True, seed) for epoch in range(EPOCHS)]
         assert seen["train"][0] != seen["train"][1]
         assert seen["val"] == [expected(number, epoch, False) for epoch in range(EPOCHS)]

@@ -1,4 +1,4 @@
-"""The command `penstock`, in this process and in processes of its own, and Python beside it."""
+"""The command `penstock` in processes of its own, and Python beside it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
-
-from penstock.cli import main
 from tests.python_processes import Program
-
-Captured = pytest.CaptureFixture[str]
 
 _COMMAND = "import sys; from penstock.cli import main; sys.argv[0] = 'penstock'; sys.exit(main())"
 _NO_STDERR = "import os, sys; os.close(2); sys.stderr = sys.__stderr__ = None; "
@@ -77,14 +72,3 @@ def written(folder: Path, files: Mapping[str, str] | Sequence[tuple[str, str]]) 
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return folder
-
-
-def fails(capsys: Captured, *arguments: str) -> str:
-    """Run the command in this process: assert exit code 2, nothing on stdout, one line on stderr; return that."""
-    try:
-        code: Any = main(arguments)
-    except SystemExit as stop:
-        code = stop.code
-    out, err = capsys.readouterr()
-    assert (code, out, err.count("\n")) == (2, "", 1), (code, out, err)
-    return err.rstrip("\n")

@@ -8,23 +8,21 @@ from typing import Any
 
 import pytest
 
-from penstock.cli import main
-from tests.insight.penstock_processes import Captured, fails
+from tests.commands import command, fails
 
 JOB = "--gpus 8 --rate 1000 --cpu-ms 1.7 --stored 100KB --batched 600KB --dataset 1TB"
 
 
-def planned(capsys: Captured, machines: str) -> tuple[dict[str, Any], dict[str, float], str]:
+def planned(machines: str) -> tuple[dict[str, Any], dict[str, float], str]:
     """Return what a job needs, as JSON, each need of it, and the sentence of the table."""
-    main(["plan-capacity", *JOB.split(), *machines.split(), "--json"])
-    found = json.loads(capsys.readouterr().out)
-    main(["plan-capacity", *JOB.split(), *machines.split()])
+    given = ["plan-capacity", *JOB.split(), *machines.split()]
+    found = json.loads(command(*given, "--json", code=None))
     needed = {need["name"]: need["needed"] for need in found["needs"]}
-    return found, needed, capsys.readouterr().out.splitlines()[-1]
+    return found, needed, command(*given, code=None).splitlines()[-1]
 
 
-def test_each_need_is_its_formula(capsys: Captured) -> None:
-    _, needed, _ = planned(capsys, "--nodes 2 --cores 4 --storage 1GB --network 1GB --cache 250GB")
+def test_each_need_is_its_formula() -> None:
+    _, needed, _ = planned("--nodes 2 --cores 4 --storage 1GB --network 1GB --cache 250GB")
     assert needed["CPU cores"] == pytest.approx(8 * 1000 * 0.0017 / 0.85)
     assert needed["cache"] == 2e12
     assert needed["storage bandwidth"] == pytest.approx(8 * 1000 * 100e3 * 0.75)
@@ -41,9 +39,9 @@ def test_each_need_is_its_formula(capsys: Captured) -> None:
     ],
 )
 def test_the_weakest_link_says_what_is_reached(
-    machines: str, weakest: str | None, reached: float | None, words: str, capsys: Captured
+    machines: str, weakest: str | None, reached: float | None, words: str
 ) -> None:
-    found, needed, sentence = planned(capsys, machines)
+    found, needed, sentence = planned(machines)
     assert found["weakest"] == weakest and words in sentence
     assert found["samples_per_second_and_gpu"] == (reached if reached is None else pytest.approx(reached))
     assert machines or needed["network for fillers"] == pytest.approx(8 * 1000 * 600e3)
@@ -55,29 +53,26 @@ STAGES = {
 }
 
 
-def test_costs_are_those_of_the_doctor(tmp_path: Path, capsys: Captured) -> None:
+def test_costs_are_those_of_the_doctor(tmp_path: Path) -> None:
     report = tmp_path / "doctor.json"
-    command = ["plan-capacity", "--gpus", "1", "--rate", "1000", "--json", "--measured"]
+    given = ["plan-capacity", "--gpus", "1", "--rate", "1000", "--json", "--measured", report]
     report.write_text(json.dumps({"loop": {"stages": STAGES}}))
-    main([*command, str(report)])
-    needed = {need["name"]: need["needed"] for need in json.loads(capsys.readouterr().out)["needs"]}
+    needed = {need["name"]: need["needed"] for need in json.loads(command(*given))["needs"]}
     assert needed["CPU cores"] == pytest.approx(1000 * (0.0005 + 0.004) / 0.85)
     assert needed["storage bandwidth"] == pytest.approx(1000 * 10_000)
     for text in ("", "{}", "[]", '{"loop": {"stages": {"read": 1}}}', '{"loop": {"stages": {}}}'):
         report.write_text(text)
-        assert "doctor" in fails(capsys, *command, str(report)).replace(str(report), "")
+        assert "doctor" in fails(*given).replace(str(report), "")
 
 
-def test_the_command(tmp_path: Path, capsys: Captured) -> None:
+def test_the_command(tmp_path: Path) -> None:
     (tmp_path / "doctor.json").write_text(json.dumps({"loop": {"stages": STAGES}}))
-    command = ["plan-capacity", "--gpus", "8", "--rate", "1000", "--measured", str(tmp_path / "doctor.json")]
-    assert main([*command, "--nodes", "2", "--cores", "32"]) == 0
-    head, first, *_ = capsys.readouterr().out.splitlines()
+    given = ["plan-capacity", "--gpus", "8", "--rate", "1000", "--measured", tmp_path / "doctor.json"]
+    head, first, *_ = command(*given, "--nodes", "2", "--cores", "32").splitlines()
     assert head.split() == ["need", "needed", "there", "is", "formula"]
     assert first.split()[:6] == ["CPU", "cores", "42.4", "cores", "64", "cores"]
     assert first.endswith("8 GPUs x 1,000 samples/s x 4.5 ms / 85% of a core's time")
-    assert main([*command, "--cpu-ms", "45", "--cores", "32", "--json"]) == 1
-    held = json.loads(capsys.readouterr().out)
+    held = json.loads(command(*given, "--cpu-ms", "45", "--cores", "32", "--json", code=1))
     assert (held["weakest"], held["needs"][0]["share"]) == ("CPU cores", pytest.approx(32 / (8 * 45 / 0.85)))
 
 
@@ -94,5 +89,5 @@ def test_the_command(tmp_path: Path, capsys: Captured) -> None:
         ("--cpu-ms 1 --cache big", "a size in bytes"),
     ],
 )
-def test_wrong_arguments(rest: str, says: str, capsys: Captured) -> None:
-    assert says in fails(capsys, "plan-capacity", "--gpus", "8", "--rate", "1000", *rest.split())
+def test_wrong_arguments(rest: str, says: str) -> None:
+    assert says in fails("plan-capacity", "--gpus", "8", "--rate", "1000", *rest.split())

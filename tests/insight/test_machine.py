@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from penstock.insight import machine as host
-from penstock.insight.machine import Check, DatasetFiles, HostMemory, Processors, State, checked, dataset_files, examine
+from penstock.insight.machine import Check, DatasetFiles, State, checked, dataset_files, examine
 from penstock.sources import ImageFolder, Images, TensorFolder
 from tests.data import Made, photo_files, tensor_files
 from tests.insight.penstock_processes import written
@@ -20,18 +20,19 @@ from tests.insight.penstock_processes import written
 MIB, GIB, NONE = 1 << 20, 1 << 30, resource.RLIM_INFINITY
 
 
-MUCH = HostMemory(16 * GIB, 10 * GIB)
 CASES: dict[str, tuple[Check, State, str]] = {
-    "all CPUs": (host.check_processors(Processors(8, 8)), State.OK, "8 CPUs usable"),
-    "a wide quota": (host.check_processors(Processors(8, 8, quota=8.0)), State.OK, "8 CPUs usable"),
-    "a narrow quota": (host.check_processors(Processors(8, 8, quota=2.0)), State.LOOK, "2 CPUs usable"),
-    "a mask": (host.check_processors(Processors(64, 4)), State.LOOK, "4 CPUs usable"),
-    "one CPU": (host.check_processors(Processors(1, 1)), State.LOOK, "1 CPU usable"),
-    "memory": (host.check_memory(HostMemory(16 * GIB, 8 * GIB)), State.OK, "8.0 GiB available of 16.0 GiB"),
-    "little memory": (host.check_memory(HostMemory(16 * GIB, GIB)), State.LOOK, "few workers"),
-    "no memory": (host.check_memory(HostMemory(16 * GIB, 100 * MIB)), State.BAD, "workers are killed"),
-    "files that fit": (host.check_page_cache(MUCH, 8 * GIB), State.OK, "the dataset's 8.0 GiB"),
-    "many files": (host.check_page_cache(MUCH, 140 * GIB), State.LOOK, "the dataset's 140.0 GiB"),
+    "all CPUs": (host.check_processors(8, 8, None), State.OK, "8 CPUs usable"),
+    "a wide quota": (host.check_processors(8, 8, 8.0), State.OK, "8 CPUs usable"),
+    "a narrow quota": (host.check_processors(8, 8, 2.0), State.LOOK, "2 CPUs usable"),
+    "half a CPU": (host.check_processors(8, 8, 0.5), State.BAD, "0.5 CPU usable: the machine has 8, "),
+    "a quota to raise": (host.check_processors(8, 8, 0.5), State.BAD, "docker run --cpus="),
+    "a mask": (host.check_processors(64, 4, None), State.LOOK, "4 CPUs usable"),
+    "one CPU": (host.check_processors(1, 1, None), State.LOOK, "1 CPU usable"),
+    "memory": (host.check_memory(16 * GIB, 8 * GIB), State.OK, "8.0 GiB available of 16.0 GiB"),
+    "little memory": (host.check_memory(16 * GIB, GIB), State.LOOK, "few workers"),
+    "no memory": (host.check_memory(16 * GIB, 100 * MIB), State.BAD, "workers are killed"),
+    "files that fit": (host.check_page_cache(10 * GIB, 8 * GIB), State.OK, "the dataset's 8.0 GiB"),
+    "many files": (host.check_page_cache(10 * GIB, 140 * GIB), State.LOOK, "the dataset's 140.0 GiB"),
     "no /dev/shm": (host.check_shared_memory("/no/such/folder", 1, 2), State.BAD, "Mount a tmpfs"),
     "few open files": (host.check_open_files(256, 1 << 20), State.BAD, "ulimit -n 65536 "),
     "a low limit": (host.check_open_files(256, 4096), State.BAD, "ulimit -n 4096 "),
@@ -49,28 +50,14 @@ def test_how_a_property_stands(name: str) -> None:
     assert check.found and bool(check.change) == (state is not State.OK)
 
 
-def group(root: Path, files: dict[str, str], membership: str = "0::/job\n") -> tuple[str, str]:
-    """Return a membership file and a folder of control groups."""
-    written(root / "cgroup", files)
-    written(root, {"membership": membership})
-    return str(root / "membership"), str(root / "cgroup")
-
-
-def test_quotas(tmp_path: Path) -> None:
-    found = host.read_processors(*group(tmp_path / "v2", {"job/cpu.max": "50000 100000\n"}))
-    check = host.check_processors(found)
-    assert (found.quota, check.state) == (0.5, State.BAD)
-    assert "0.5 CPU usable" in check.found and "--cpus=" in check.change
-    files = {"cpu,cpuacct/x": "", "cpu/job/cpu.cfs_quota_us": "250000\n", "cpu/job/cpu.cfs_period_us": "100000\n"}
-    assert host.read_processors(*group(tmp_path / "v1", files, "3:cpu,cpuacct:/job\n")).quota == 2.5
-
-
 def test_memory_below_a_limit(tmp_path: Path) -> None:
-    (tmp_path / "meminfo").write_text("MemTotal: 16777216 kB\nMemFree: 1 kB\nMemAvailable: 8388608 kB\n")
     limits = {"job/memory.current": "1000\n", "job/memory.max": f"{GIB}\n", "job/memory.events": "oom 3\noom_kill 2\n"}
-    found = host.read_memory(str(tmp_path / "meminfo"), *group(tmp_path, limits))
-    check = host.check_memory(found)
-    assert (found, check.state) == (HostMemory(16 * GIB, GIB, GIB, 2), State.LOOK)
+    written(tmp_path / "cgroup", limits)
+    table = "MemTotal: 16777216 kB\nMemFree: 1 kB\nMemAvailable: 8388608 kB\n"
+    written(tmp_path, {"meminfo": table, "membership": "0::/job\n"})
+    found = host.read_memory(*(str(tmp_path / name) for name in ("meminfo", "membership", "cgroup")))
+    check = host.check_memory(*found)
+    assert (found, check.state) == ((16 * GIB, GIB, GIB, 2), State.LOOK)
     assert "2 processes" in check.found and "1.0 GiB available" in check.found
 
 

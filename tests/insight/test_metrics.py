@@ -61,19 +61,3 @@ def test_quantiles_of_waits() -> None:
     assert mixed.wait_quantile(0.99) == mixed.wait_quantile(1.0) == 0.9
     assert times(500.0, {27: 1}).wait_quantile(0.5) == 500.0
     assert times(0.5, {3: 1, 19: 1}).wait_quantile(0.0) == pytest.approx(8e-6)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_tensorboard_takes_them(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="tensorboard is not installed: pip install tensorboard")
-    reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    writing = pytest.importorskip("torch.utils.tensorboard")
-    metrics = loader_of(tmp_path / "data").stats().metrics()
-    with writing.SummaryWriter(str(tmp_path / "runs")) as writer:
-        for name, value in metrics.items():
-            writer.add_scalar(name, value, 7)
-    events = reading.EventAccumulator(str(tmp_path / "runs"))
-    events.Reload()
-    assert set(events.Tags()["scalars"]) == set(metrics)
-    (batches,) = events.Scalars("penstock/batches")
-    assert (batches.step, batches.value) == (7, 6.0)

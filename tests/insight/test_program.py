@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch.utils.data
 
-from tests.insight.penstock_processes import Command, fails, penstock_command, python, written
+from tests.commands import fails
+from tests.insight.penstock_processes import Command, penstock_command, python, written
 from tests.waiting import wait_until
 
 INIT = torch.utils.data.DataLoader.__init__
@@ -144,13 +145,13 @@ def test_a_module_runs_as_python_runs_it(tmp_path: Path, name: str) -> None:
     ],
 )
 def test_what_is_no_program_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
 ) -> None:
     monkeypatch.chdir(written(tmp_path, {"empty/x": "", "package/__init__.py": ""}))
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     main_module = sys.modules["__main__"]
-    line = fails(capsys, "run", *words)
+    line = fails("run", *words)
     assert line.startswith("penstock") and said in line
     assert sys.modules["__main__"] is main_module and INIT is torch.utils.data.DataLoader.__init__
 

@@ -17,7 +17,7 @@ import penstock
 from penstock.insight import record
 from penstock.insight.loop_rows import Rows
 from penstock.insight.recording import Loop, Recording
-from penstock.insight.report import page, smoothed, time_shares
+from penstock.insight.report import page, time_shares
 from penstock.observe import Delivery
 from tests.data import Made, rows
 from tests.insight.html_pages import Page
@@ -67,6 +67,7 @@ def test_the_page_begins_with_what_to_do(report: str) -> None:
         list(loader)
     text = Page(page(made, {})).text
     assert f"tests/insight/test_report.py:{line}: " in text.partition("What to do")[2]
+    assert "What the workers spent in each stage is not known: torch's count none." in text and "getitem" not in text
 
 
 def test_text_keeps_its_size_on_a_phone(report: str) -> None:
@@ -90,18 +91,21 @@ def test_a_run_without_loaders_has_a_report(tmp_path: Path) -> None:
     assert "No loop over a loader was seen" in file.read_text(encoding="utf-8")
 
 
-def recorded_rows(*made: tuple[Any, ...]) -> Loop:
+def recorded_rows(*made: tuple[Any, ...], samples: int = 0) -> tuple[Recording, Loop]:
+    """Return a recording from 0 to 100 s of one loop with these rows."""
     recording = Recording()
     recording.observe(penstock.DataLoader(rows()))
+    recording.began, recording.ended = 0.0, 100.0
     (recorded,) = recording.all_loops()
-    recorded.rows = Rows()
+    recorded.rows, recorded.samples = Rows(), samples
     for row in made:
         recorded.rows.add(*row)
-    return recorded
+        recorded.meter.add(row[1][0], row[1][2], 0)
+    return recording, recorded
 
 
 def test_time_is_divided_where_it_was_spent() -> None:
-    recorded = recorded_rows(
+    _, recorded = recorded_rows(
         (2.0, (2.0, 2.0, 0.0, 4, 1), 1, 1), (6.0, (3.0, 0.0, 1.0, 4, 1), 1, 2), (8.0, (0.0, 0.0, 2.0, 0, 0), 1, 2)
     )
     shares = time_shares(recorded, 0.0, 10.0, 10)
@@ -109,27 +113,26 @@ def test_time_is_divided_where_it_was_spent() -> None:
         (shares.first_waited, [1, 1, 0, 0, 0, 0, 0, 0, 0, 0]),
         (shares.waited, [0, 0, 0, 1, 1, 1, 0, 0, 0, 0]),
         (shares.worked, [0, 0, 1, 0, 0, 0, 1, 1, 0, 0]),
-        (shares.samples, [0, 0, 4, 0, 0, 0, 4, 0, 0, 0]),
-        (shares.batches, [0, 0, 1, 0, 0, 0, 1, 0, 0, 0]),
+        (shares.samples, [2, 2, 1, 1, 1, 1, 0, 0, 0, 0]),
+        (shares.batches, [0.5, 0.5, 0.25, 0.25, 0.25, 0.25, 0, 0, 0, 0]),
     ):
         assert found == pytest.approx(wanted)
 
 
 def test_passes_side_by_side_keep_their_sums() -> None:
     made = [(t + 1, (0.25, 0.0, 0.75, 1, 1), number, 1) for t in map(float, range(100)) for number in (1, 2)]
-    shares = time_shares(recorded_rows(*made), 0.0, 100.0, 7)
+    shares = time_shares(recorded_rows(*made)[1], 0.0, 100.0, 7)
     assert (shares.waited.sum(), shares.worked.sum()) == pytest.approx((50, 150))
     assert shares.samples.sum() == 200
 
 
-def test_rates_are_smoothed_where_the_loop_runs() -> None:
-    seconds = np.repeat([0.0, 0.1, 0.0], [50, 100, 50])
-    amounts = np.where(np.arange(200) % 10 == 3, 8.0, 0.0) * (seconds > 0)  # a batch in ten parts, each of 0.1 s
-    rates = smoothed(amounts, seconds, 0.1)
-    assert (rates[seconds == 0] == 0).all() and rates[60:140] == pytest.approx(8.0, rel=0.2)
-    steady = np.full(200, 8.0)
-    assert smoothed(steady, np.full(200, 0.1), 0.1) == pytest.approx(80.0)
-    assert (smoothed(np.zeros(200), np.zeros(200), 0.1) == 0).all()
+@pytest.mark.parametrize("every", [1, 20])
+def test_rates_are_those_of_the_batches_while_the_loop_runs(every: int) -> None:
+    """The loop begins in the middle, and gets a batch of 8 samples every so many seconds."""
+    made = [(50.0 + t + every, (every / 4, 0.0, every * 0.75, 8, 1), 1, 1) for t in range(0, 50 - every + 1, every)]
+    text = page(recorded_rows(*made, samples=8 * len(made))[0], {})
+    found = re.findall(r">([\d.]+) samples/s, ([\d.]+) s after", text)
+    assert {float(rate) for rate, _ in found} == {8 / every} and min(float(at) for _, at in found) == 50
 
 
 def test_odd_numbers_make_no_odd_page() -> None:

@@ -19,12 +19,9 @@ import torch
 
 import penstock
 from penstock.cli import run as verb
-from penstock.insight.program_loaders import facts_of
-from penstock.insight.recording import Loop, Recording
-from penstock.insight.run_report import LiveLine
 from tests.frameworks.launching import TORCHRUN, run as launched
 from tests.insight.html_pages import Page
-from tests.insight.penstock_processes import Ended, penstock_command, written
+from tests.insight.penstock_processes import Command, Ended, penstock_command, written
 
 TRAIN = """
 import hashlib, sys, time
@@ -83,8 +80,9 @@ def test_report_and_unchanged_output(tmp_path: Path, penstock_run: Any, workers:
     [
         (TRAIN, "--replace --after-only train.py 2", r"\w+ penstock\.loader\n", REPLACED),
         (TRAIN.replace("range(2)", "range(10**9)"), "--steps 6 train.py 0", "", "; 6 batches in 2 passes"),
+        (TRAIN.replace("range(2)", "range(10**9)"), "--seconds 0.2 train.py 0", "", " batches/s"),
     ],
-    ids=["replaced in place", "steps"],
+    ids=["replaced in place", "steps", "seconds"],
 )
 def test_options(penstock_run: Any, text: str, arguments: str, out: str, err: str) -> None:
     ended = penstock_run(text, *arguments.split())
@@ -175,15 +173,9 @@ def test_replace(tmp_path: Path, penstock_run: Any) -> None:
         ("import os; os._exit(0)", 1, "without figures"),
     ],
 )
-def test_a_first_run_that_fails_is_the_last(text: str, code: int, why: str, tmp_path: Path, capfd: Any) -> None:
-    parser = argparse.ArgumentParser()
-    verb.add_parser(parser.add_subparsers())
-    arguments = parser.parse_args(["run", "--replace", str(written(tmp_path, {"x.py": text}) / "x.py")])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verb, "COMMAND", (sys.executable, "-c", "import sys; exec(open(sys.argv[-1]).read())"))
-        assert arguments.execute(arguments) == code
-    said = capfd.readouterr().err.splitlines()
-    assert len(said) == 2 and why in said[1]
+def test_a_first_run_that_fails_is_the_last(text: str, code: int, why: str, penstock_run: Any) -> None:
+    ended = penstock_run(text, "--replace", "train.py")
+    assert ended.code == code and why in ended.said[-1] and "run 2 of 2" not in ended.err
 
 
 def test_signals_while_a_child_runs(tmp_path: Path) -> None:
@@ -259,11 +251,6 @@ def test_what_the_import_line_gives(more: dict[str, Any], end: str) -> None:
 
 
 def test_limits_of_a_comparison(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = Loop(facts_of(torch.utils.data.DataLoader([1])), 1)  # type: ignore[arg-type]
-    for waited, worked in ((20.0, None), (15.0, 5.0), (5.0, 5.0)):
-        loop.meter.add(waited, worked, 0)
-    assert not Recording(steps=4, seconds=30.5).is_over(loop) and Recording(seconds=30.0).is_over(loop)
-    assert Recording(steps=3, seconds=90.0).is_over(loop) and not Recording().is_over(loop)
     read = iter([0, 1 << 20, 1 << 20, 1 << 20])
     monkeypatch.setattr("resource.getrusage", lambda _: SimpleNamespace(ru_inblock=next(read)))
     monkeypatch.setattr(verb, "COMMAND", (sys.executable, "-c", WRITES))
@@ -332,21 +319,15 @@ def test_live_line(penstock_run: Any) -> None:
             assert "\x1b" not in os.read(ours, 1 << 16).decode()
 
 
-def test_a_terminal_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter(range(100))
-    monkeypatch.setattr("penstock.insight.run_report.time.monotonic", lambda: float(next(times)))
-    loop = Loop(facts_of(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(1)))), 1)
-    with terminal() as (ours, name), open(name, "w") as stream:
-        live = LiveLine(stream)
-        live(loop)
-        assert "waited 0 %" in os.read(ours, 1000).decode()
-        live.clear()
-        live.clear()
-        assert os.read(ours, 1000).decode() == "\r\x1b[K"
-        stream.close()
-        live(loop)
-        live.end()
-        live(loop)
+def test_a_terminal_that_is_gone(tmp_path: Path) -> None:
+    written(tmp_path, {"train.py": TRAIN.replace("sleep(0.001)", "sleep(0.1)")})
+    shown = {"TERM": "xterm", "LOCAL_RANK": "0"}
+    with terminal() as (ours, name):
+        given = ("--json", "out.json", "train.py", "0")
+        command = Command("run", *given, folder=tmp_path, environment=shown, stderr=name)
+        assert os.read(ours, 100)
+    assert command.end().code == 0
+    assert json.loads((tmp_path / "out.json").read_text())["loops"][0]["batches"] == 8
 
 
 RANKS = """

@@ -9,41 +9,33 @@ import pty
 import signal
 import sys
 import termios
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import penstock
-from penstock.cli import main, watch
-from penstock.insight import live_files
-from penstock.insight.live_files import ProcessName, machine, read_all, this_process
+from penstock.cli import main
+from tests.commands import fails, ran
 from tests.data import Made, rows
-from tests.insight.penstock_processes import Captured, fails
+
+pytestmark = pytest.mark.usefixtures("folder")
 
 
-@pytest.fixture
-def watched(folder: Path, capsys: Captured) -> Callable[..., str]:
-    """Return what runs `penstock watch`, which must end with this code, and returns its output (its error: above 0)."""
-
-    def run(*arguments: str, code: int = 0) -> str:
-        assert main(["watch", *arguments]) == code
-        out, err = capsys.readouterr()
-        assert (err if code == 0 else out) == "" and (code == 0 or err.count("\n") == 1)
-        return err if code else out
-
-    return run
+def watched(*arguments: object, code: int = 0) -> str:
+    """Run `penstock watch`, which must end with this code, and return its output (its error, one line: above 0)."""
+    out, err = ran("watch", *arguments, code=code)
+    assert (err if code == 0 else out) == "" and (code == 0 or err.count("\n") == 1)
+    return err if code else out
 
 
-def test_none_is_running(watched: Any, capsys: Captured) -> None:
+def test_none_is_running() -> None:
     assert "penstock run train.py" in watched(code=1)
-    assert "has no live recording" in watched(str(os.getpid()), code=1)
-    assert f"there is no process {2**22 + 1}" in watched(str(2**22 + 1), code=1)
-    assert "'train.py' is not a whole number" in fails(capsys, "watch", "train.py")
+    assert "has no live recording" in watched(os.getpid(), code=1)
+    assert f"there is no process {2**22 + 1}" in watched(2**22 + 1, code=1)
+    assert "'train.py' is not a whole number" in fails("watch", "train.py")
 
 
-def test_once(watched: Any) -> None:
+def test_once() -> None:
     loader = penstock.DataLoader(Made(), batch_size=4)
     for _ in range(2):
         list(loader)
@@ -53,36 +45,37 @@ def test_once(watched: Any) -> None:
         assert all(one in out for one in (f"process {os.getpid()}", reading, "samples/s", "waiting", "getitem"))
 
 
-def test_several(folder: Path, watched: Any) -> None:
+def test_several(folder: Path) -> None:
     list(penstock.DataLoader(rows()))
-    ((_, data),) = read_all(folder)
-    live_files.write(folder, ProcessName(machine(), os.getppid(), live_files.started_at(os.getppid()) or 0), data)
+    (file,), parent = folder.iterdir(), os.getppid()
+    started = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]  # field 22: proc(5)
+    file.with_name(f"{file.name.partition('-')[0]}-{parent}-{started}.json").write_bytes(file.read_bytes())
     out = watched()
     assert all(one in out for one in (str(os.getpid()), str(os.getppid()), "penstock watch PID"))
     assert f"process {os.getppid()}" in watched(str(os.getppid()))
 
 
-def test_names_cannot_disturb_a_terminal(folder: Path, watched: Any) -> None:
+def test_names_cannot_disturb_a_terminal(folder: Path) -> None:
     list(penstock.DataLoader(Made(), batch_size=4))
-    ((name, data),) = read_all(folder)
+    (file,) = folder.iterdir()
     odd = "\x1b]0;taken\x07\n\x9b31m[bold]\udcff"
     odder = {"program": odd, "host": odd, "rank": odd, "summary": [odd] * 3, "lines": [odd, f"! {odd}"]}
-    live_files.write(folder, name, json.dumps({**json.loads(data), **odder}).encode())
+    file.write_text(json.dumps({**json.loads(file.read_bytes()), **odder}))
     out = watched()
     assert not set(out) & {"\x1b", "\x07", "\x9b", "\udcff"}
     assert out.count("taken") == 5 and "[bold]" in out
 
 
-def test_an_unsafe_folder_is_an_error(folder: Path, watched: Any) -> None:
+def test_an_unsafe_folder_is_an_error(folder: Path) -> None:
     folder.mkdir(parents=True)
     folder.chmod(0o777)
     assert "other users can write" in watched(code=2)
 
 
-def test_without_rich(watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
     list(penstock.DataLoader(rows()))
-    monkeypatch.setattr(watch, "Live", None)
-    monkeypatch.setattr(watch, "width", lambda: 80)
+    monkeypatch.setattr("penstock.cli.watch.Live", None)
+    monkeypatch.setattr("penstock.cli.watch.width", lambda: 80)
     assert 'pip install "penstock-loader[cli]"' in watched(code=2)
     assert watched("--once")
 
@@ -121,7 +114,7 @@ def test_live_view(folder: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> N
     if how == "interrupt":
         os.kill(child, signal.SIGINT)
     else:
-        live_files.remove(folder, this_process())
+        next(folder.iterdir()).unlink()
     text += read_until(terminal, "")
     os.close(terminal)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

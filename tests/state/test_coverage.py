@@ -11,11 +11,10 @@ import torch
 from torch.utils.data import TensorDataset
 
 import penstock
-from penstock.cli import main
 from penstock.errors import InvalidOption
 from penstock.state.coverage import seen
 from penstock.state.ledger import read
-from tests.insight.penstock_processes import Captured, fails
+from tests.commands import command, fails
 
 SIZE = 103
 
@@ -64,20 +63,18 @@ def test_runs_that_continue_each_other(runs: list[tuple[int, int, int | None]], 
         assert not seen(map(read, files[len(files) - runs[-1][0] :]))[0].once
 
 
-def test_what_is_said(tmp_path: Path, capsys: Captured) -> None:
+def test_what_is_said(tmp_path: Path) -> None:
     state, first = run(tmp_path, "a", 2, 4, stop=5)
     _, second = run(tmp_path, "b", 3, 5, state)
-    assert main(["ledger", "seen", *second, *first]) == 0
-    assert capsys.readouterr().out == (
+    assert command("ledger", "seen", *second, *first) == (
         "epoch 0: each of 103 samples once (5 steps on 2 ranks, then 5 steps on 3 ranks; 1 step did not count: a later "
         "run repeated it)\n"
     )
-    assert main(["ledger", "seen", *first]) == 1
-    assert capsys.readouterr().out == "epoch 0: 48 of 103 samples once, the others not at all (6 steps on 2 ranks)\n"
-    assert main(["ledger", "seen", *second]) == 1
-    assert "do not continue each other" in capsys.readouterr().out
+    some = command("ledger", "seen", *first, code=1)
+    assert some == "epoch 0: 48 of 103 samples once, the others not at all (6 steps on 2 ranks)\n"
+    assert "do not continue each other" in command("ledger", "seen", *second, code=1)
     words = "the ledger of rank 1 is missing, of a run of 3 ranks with batches of 5"
-    assert words in fails(capsys, "ledger", "seen", *first, second[0], second[2])
+    assert words in fails("ledger", "seen", *first, second[0], second[2])
 
 
 def test_dropped_and_repeated_samples(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ class Filled:
     traceback: str = ""
     """Of the error."""
     stages: list[tuple[Any, ...]] = field(default_factory=list)
-    """What the filler has counted since it began, as observe.StageReader returns it."""
+    """What the filler has counted since it began, as observe.StageCount has it."""
 
 
 class _Last(Observer):

@@ -3,8 +3,7 @@
 import sys
 from typing import TYPE_CHECKING, Any
 
-from penstock.announcements import listeners
-from penstock.loop_times import follow_loops
+from penstock import announcements
 from penstock.system.deferred import attributes_of, deferred
 
 if TYPE_CHECKING:
@@ -17,18 +16,14 @@ else:
     __getattr__ = attributes_of(__name__, {"accelerate": ("keep_loaders",)})
 
 
-class _Accelerate:
-    """Lets Accelerate keep a program's loaders, without importing Accelerate."""
-
-    def made(self, loader: Any) -> None:
-        if "accelerate.data_loader" in sys.modules:
-            accelerate.meet_accelerate()
-
-    def copied(self, loader: Any) -> None:
-        accelerate.before_copy(loader)
+def _made(loader: Any) -> None:
+    """Let Accelerate keep a program's loaders, without importing Accelerate."""
+    if "accelerate.data_loader" in sys.modules:
+        accelerate.meet_accelerate()
 
 
-listeners.append(_Accelerate())
-follow_loops(lambda loops, now: publishing.looked(loops, now))
+announcements.made.append(_made)
+announcements.copied.append(lambda loader: accelerate.before_copy(loader))
+announcements.looked.append(lambda loops, now: publishing.looked(loops, now))
 
 __all__ = ["keep_loaders"]

@@ -55,7 +55,7 @@ def diagnose(
     make: MakeLoader,
     step: Step | None = None,
     *,
-    seconds: float = 3.0,
+    seconds: float,
     apply: bool = False,
     note: Callable[[str], None] = lambda doing: None,
 ) -> Diagnosis:
@@ -69,11 +69,8 @@ def diagnose(
         apply: try the changes that arguments of the loader make, and say what they gave.
         note: called with what is measured now.
 
-    Raises:
-        InvalidOption: seconds is not above 0, or the loader gives too few batches to tell.
+    Raises InvalidOption: the loader gives too few batches to tell.
     """
-    if not seconds > 0:
-        raise InvalidOption(f"seconds={seconds!r}: a measurement takes a number of seconds above 0")
     note("the loader alone")
     alone, loader = _run(make(), None, seconds)
     together = alone

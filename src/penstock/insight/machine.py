@@ -8,7 +8,7 @@ import resource
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -90,12 +90,13 @@ NO_FILES = DatasetFiles()
 
 def examine(of: DatasetFiles = NO_FILES) -> Iterator[Check]:
     """Yield the checks, one after the other, each when it is done: of the machine, and of what concerns a dataset."""
-    cpus = read_processors()
-    workers = max(1, int(cpus.usable)) if of.workers is None else of.workers  # of a usual job one a CPU
-    yield checked("CPUs", lambda: check_processors(cpus))
-    yield checked("memory", lambda: check_memory(read_memory()))
+    quota, affinity = cpu_quota(), len(os.sched_getaffinity(0))
+    usable = min(affinity, quota or affinity)  # of which a usual job has a worker each
+    workers = max(1, int(usable)) if of.workers is None else of.workers
+    yield checked("CPUs", lambda: check_processors(os.cpu_count() or 1, affinity, quota))
+    yield checked("memory", lambda: check_memory(*read_memory()))
     if (size := of.bytes) is not None:
-        yield checked("page cache", lambda: check_page_cache(read_memory(), size))
+        yield checked("page cache", lambda: check_page_cache(read_memory()[1], size))
     yield checked(FOLDER, lambda: check_shared_memory(FOLDER, workers, of.prefetch_factor))
     yield checked("open files", lambda: check_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE)))
     if (folder := of.folder) is not None:
@@ -146,92 +147,68 @@ def _check_files(dataset: Any, paths: list[str], there: Container[str]) -> Itera
 # --- CPUs and memory -------------------------------------------------------------------------------------------------
 
 
-class Processors(NamedTuple):
-    """CPUs of the machine, and what of them this process may use."""
-
-    online: int
-    affinity: int
-    quota: float | None = None
-    """CPUs of the cgroup's quota; None: there is none."""
-
-    @property
-    def usable(self) -> float:
-        """CPUs that may really be used at a time."""
-        return self.affinity if self.quota is None else min(self.affinity, self.quota)
-
-
-def read_processors(membership: str = MEMBERSHIP, mount: str = MOUNT) -> Processors:
-    return Processors(os.cpu_count() or 1, len(os.sched_getaffinity(0)), cpu_quota(membership, mount))
-
-
-def check_processors(found: Processors) -> Check:
-    """Check that the process may use the machine's CPUs."""
-    quota = "no quota" if found.quota is None else f"a cgroup quota of {_cpus(found.quota)}"
+def check_processors(online: int, affinity: int, quota: float | None) -> Check:
+    """Check that the process may use the machine's CPUs: those of its affinity mask, and its cgroup's quota of them."""
+    of_group = "no quota" if quota is None else f"a cgroup quota of {_cpus(quota)}"
     words = (
-        f"{_cpus(found.usable)} usable: the machine has {found.online:,}, the affinity mask allows "
-        f"{found.affinity:,}, {quota}"
+        f"{_cpus(min(affinity, quota or affinity))} usable: the machine has {online:,}, the affinity mask allows "
+        f"{affinity:,}, {of_group}"
     )
     change = ""
-    if found.quota is not None and found.quota < found.affinity:
+    if quota is not None and quota < affinity:
         change = (
             "Raise the quota (docker run --cpus=, resources.limits.cpu of Kubernetes), and start no more workers than "
-            f"it has CPUs ({max(1, int(found.quota))}): threads beyond it are stopped for the rest of each period."
+            f"it has CPUs ({max(1, int(quota))}): threads beyond it are stopped for the rest of each period."
         )
-    elif found.affinity < found.online:
+    elif affinity < online:
         change = (
             "Widen the affinity mask, if that was not wanted: taskset, docker run --cpuset-cpus=, --cpus-per-task= of "
             "Slurm."
         )
-    elif found.affinity == 1:
+    elif affinity == 1:
         change = "Give the job more CPUs: loading and training share this one."
-    return judged("CPUs", words, change, bad=found.quota is not None and found.quota < min(1, found.affinity))
+    return judged("CPUs", words, change, bad=quota is not None and quota < min(1, affinity))
 
 
 def _cpus(number: float) -> str:
     return f"{number:,.3g} CPU{'' if number <= 1 else 's'}"
 
 
-class HostMemory(NamedTuple):
-    """Memory of the machine and of this process's cgroup, in bytes."""
+def read_memory(
+    meminfo: str = "/proc/meminfo", membership: str = MEMBERSHIP, mount: str = MOUNT
+) -> tuple[int, int, int | None, int]:
+    """Return the total and the available memory, the limit of the cgroup (None: it has none), and its OOM kills.
 
-    total: int
-    available: int
-    """What programs may still take: free memory, and caches that give way. At most the cgroup's limit."""
-    limit: int | None = None
-    """Of the cgroup; None: there is none."""
-    oom_kills: int = 0
-    """Processes that the kernel has ended in the cgroup for want of memory."""
-
-
-def read_memory(meminfo: str = "/proc/meminfo", membership: str = MEMBERSHIP, mount: str = MOUNT) -> HostMemory:
-    """Return the memory of the machine. Raises OSError, KeyError."""
+    Available is what programs may still take: free memory, and caches that give way, at most the limit. In bytes.
+    Raises OSError, KeyError.
+    """
     with open(meminfo, encoding="ascii") as lines:
         rows = (line.split() for line in lines)
         values = {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) > 1}
-    group = group_memory(membership, mount)
-    available = values["MemAvailable"] if group.limit is None else min(values["MemAvailable"], group.limit)
-    return HostMemory(values["MemTotal"], available, group.limit, group.oom_kills or 0)
+    group, available = group_memory(membership, mount), values["MemAvailable"]
+    return values["MemTotal"], min(available, group.limit or available), group.limit, group.oom_kills or 0
 
 
-def check_memory(found: HostMemory) -> Check:
-    limit = "no cgroup limit" if found.limit is None else f"a cgroup limit of {size_of(found.limit)}"
-    words = f"{size_of(found.available)} available of {size_of(found.total)}, {limit}"
-    if found.oom_kills:
-        words += f"; the kernel has killed {counted(found.oom_kills, 'process', 'processes')} of the group so far"
+def check_memory(total: int, available: int, limit: int | None = None, oom_kills: int = 0) -> Check:
+    """Check that programs may take enough memory, and that the kernel ended no process of the cgroup for want of it."""
+    of_group = "no cgroup limit" if limit is None else f"a cgroup limit of {size_of(limit)}"
+    words = f"{size_of(available)} available of {size_of(total)}, {of_group}"
+    if oom_kills:
+        words += f"; the kernel has killed {counted(oom_kills, 'process', 'processes')} of the group so far"
     change = ""
-    if found.available < LEAST:
+    if available < LEAST:
         change = "End other programs that take memory, or raise the limit: workers are killed where memory runs out."
-    elif found.oom_kills:
+    elif oom_kills:
         change = "Raise the limit, or lower num_workers=, prefetch_factor= or batch_size=."
-    elif found.available < FEW:
+    elif available < FEW:
         change = "Start few workers, and keep batches small."
-    return judged("memory", words, change, bad=found.available < LEAST)
+    return judged("memory", words, change, bad=available < LEAST)
 
 
-def check_page_cache(found: HostMemory, dataset: int) -> Check:
+def check_page_cache(available: int, dataset: int) -> Check:
     """Check that a dataset's files, of about so many bytes, stay in memory from one epoch to the next."""
-    words = f"the dataset's {size_of(dataset)} and {size_of(found.available)} that the page cache may take"
-    if dataset <= found.available * FILLED:
+    words = f"the dataset's {size_of(dataset)} and {size_of(available)} that the page cache may take"
+    if dataset <= available * FILLED:
         return judged("page cache", f"{words}: it fits, and only the first epoch reads the disk")
     change = (
         "Every epoch reads the disk. Fewer bytes (penstock pack --max-side=), more memory, or cache=FOLDER on a fast "

@@ -22,7 +22,7 @@ _SLACK = 1 / 512  # by which rounding may pass the ends of 0 .. 1
 _BRIGHT = 16  # from which floats count from 0 to 255
 #: The colours of a mask's values: 0 is black, 255 grey, neighbours are far from each other, and no two are equal.
 _PALETTE: Pixels = (np.arange(256)[:, None] * (89, 151, 211) % 256).astype(np.uint8)
-_PALETTE[255] = 128
+_PALETTE[[128, 255]] = _PALETTE[[255, 128]]
 
 
 class Normalisation(NamedTuple):

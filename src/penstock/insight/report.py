@@ -21,8 +21,6 @@ from penstock.system.words import compact, counted
 
 #: Parts that the time of a chart is cut into.
 PARTS = 200
-#: The share of the time that rates are averaged over, and the batches of it at the least.
-_SMOOTH, _BATCHES = 0.03, 5
 
 #: Layers of the chart of the loop's time, by the classes of their colours.
 _KEYS = (("worked", "worked"), ("waited", "waited"), ("waited for the first batch of a pass", "first"))
@@ -97,21 +95,9 @@ def _charts(loop: Loop, begin: float, end: float) -> Iterator[Chart]:
     yield _stacked("What the loop did", layers, shares.edges, "%", 100.0)
     # The samples of batches that go to a device are not known.
     what, amounts = ("samples", shares.samples) if loop.samples else ("batches", shares.batches)
-    rates = smoothed(amounts, shares.waited + shares.first_waited + shares.worked, length)
+    ran = shares.waited + shares.first_waited + shares.worked
+    rates = np.where(ran > 0.01 * length, amounts / np.maximum(ran, 1e-9), 0.0)
     yield _stacked(f"{what.capitalize()} a second", [rates], shares.edges, f"{what}/s")
-
-
-def smoothed(amounts: Numbers, seconds: Numbers, length: float) -> Numbers:
-    """Return the (n,) rates of amounts that a loop got, which ran so many seconds of each part of this length.
-
-    Around each part so many are taken together as hold some batches; 0 where the loop did not run.
-    """
-    running = seconds > 0.01 * length
-    each = int(running.sum()) / max(1, int((amounts > 0).sum()))  # parts from one amount to the next
-    window = np.ones(2 * min(len(amounts) // 8, round(max(_SMOOTH * len(amounts), _BATCHES * each) / 2)) + 1)
-    whole, ran = (np.convolve(values, window, "same") for values in (amounts, seconds))
-    rates: Numbers = np.where(running, whole / np.maximum(ran, length), 0.0)
-    return rates
 
 
 def _stacked(title: str, layers: Sequence[Numbers], edges: Numbers, unit: str, top: float = 0.0) -> Chart:
@@ -149,18 +135,27 @@ class TimeShares(NamedTuple):
 
 
 def time_shares(loop: Loop, begin: float, end: float, parts: int) -> TimeShares:
-    """Return how the time from begin to end divides, which are times of time.perf_counter()."""
+    """Return how the time from begin to end divides, which are times of time.perf_counter().
+
+    A batch and its samples count evenly over the time from the batch before.
+    """
     edges = np.linspace(begin, max(end, begin + 1e-6), parts + 1)
     sums = np.zeros((5, parts))
     for table in loop.rows.passes():
         start, got = np.maximum(column(table, "start"), begin), column(table, "got")
         asked = np.clip(got - column(table, "waited"), start, got)
-        times, zeros = np.stack([start, asked, got], axis=1).ravel(), np.zeros_like(got)
-        for place, name in enumerate(("first_waited", "waited", "worked")):
+        times = np.stack([start, asked, got], axis=1).ravel()
+        even = (asked - start) / np.maximum(got - start, 1e-9)
+        before_asking: dict[str, Numbers | float] = {
+            "first_waited": 0.0,
+            "waited": 0.0,
+            "worked": 1.0,
+            "samples": even,
+            "batches": even,
+        }
+        for place, (name, share) in enumerate(before_asking.items()):
             amount = column(table, name)
-            steps = [zeros, amount, zeros] if name == "worked" else [zeros, zeros, amount]
-            sums[place] += np.diff(np.interp(edges, times, np.cumsum(np.stack(steps, axis=1))))
-        for place, name in enumerate(("samples", "batches"), 3):
-            sums[place] += np.histogram(got, edges, weights=column(table, name))[0]
+            steps = np.stack([np.zeros_like(got), amount * share, amount * (1.0 - share)], axis=1)
+            sums[place] += np.diff(np.interp(edges, times, np.cumsum(steps)))
     sums[1] -= sums[0]
     return TimeShares(edges, *np.maximum(sums, 0))

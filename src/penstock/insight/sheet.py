@@ -77,7 +77,6 @@ def contact_sheet(
     most: int = MOST,
     columns: int | None = None,
     title: str = "",
-    notes: Sequence[str] = (),
 ) -> Sheet:
     """Return the contact sheet of a batch.
 
@@ -90,7 +89,6 @@ def contact_sheet(
         most: samples of the sheet at most, from the first on.
         columns: samples in a row; None: about as many as rows.
         title: the first line.
-        notes: lines below it.
 
     Raises:
         InvalidOption: most or columns is below 1.
@@ -99,7 +97,7 @@ def contact_sheet(
         raise InvalidOption(f"most={most}, columns={columns}: a sheet has at least 1")
     count = None if ids is None else len(ids)
     samples, whole = ([flat(one) for one in batch], {}) if listed else taken_apart(batch, count)
-    names, lines = list(ids or ()), list(notes)
+    names, lines = list(ids or ()), list[str]()
     if not samples:  # nothing in the batch has a part for each sample
         samples, whole, names = [whole], {}, ["the batch"]
     elif len(names) != len(samples):
@@ -285,7 +283,7 @@ def write_sheet(sheet: Sheet, path: str | os.PathLike[str], side: int = SIDE) ->
     """
     check_suffix(path)
     page = os.fspath(path).lower().endswith(_PAGES)
-    write_whole(path, html_of(sheet, side).encode("utf-8", "backslashreplace") if page else _png(image_of(sheet, side)))
+    write_whole(path, _page(sheet, side).encode("utf-8", "backslashreplace") if page else _png(_image(sheet, side)))
 
 
 def check_suffix(path: str | os.PathLike[str]) -> None:
@@ -310,8 +308,7 @@ def _tiles(sheet: Sheet, side: int) -> tuple[list[list[Image.Image]], int, list[
     return tiles, max(1, _SMALL // min(longest, side)), [*sheet.notes, *reduced]
 
 
-def html_of(sheet: Sheet, side: int = SIDE) -> str:
-    """Return a sheet as an HTML page. side: the most pixels of a side of a picture; larger pictures are reduced."""
+def _page(sheet: Sheet, side: int) -> str:
     tiles, zoom, notes = _tiles(sheet, side)
     cells, width = [], _LEAST_WIDTHS[not all(tiles)]
     for cell, row in zip(sheet.cells, tiles, strict=True):
@@ -327,11 +324,8 @@ def html_of(sheet: Sheet, side: int = SIDE) -> str:
     return page_of("sheet.html", title=sheet.title, notes=notes, cells=cells, **sizes)
 
 
-def image_of(sheet: Sheet, side: int = SIDE) -> Image.Image:
-    """Return a sheet as an image. side: the most pixels of a side of a picture; larger pictures are reduced.
-
-    Raises InvalidOption for an image that is too large to be viewed.
-    """
+def _image(sheet: Sheet, side: int) -> Image.Image:
+    """Return a sheet as an image. Raises InvalidOption: it is too large to be viewed."""
     tiles, zoom, notes = _tiles(sheet, side)
     tall = zoom * max((one.height for row in tiles for one in row), default=0)
     lines = 1 + min(_LINES, max(len(cell.texts) for cell in sheet.cells))

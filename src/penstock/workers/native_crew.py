@@ -20,7 +20,7 @@ from PIL import Image
 import penstock._native as _native
 from penstock.errors import CorruptSample, InvalidOption
 from penstock.memory.buffers import Field, Rows, bytes_in
-from penstock.observe import Meter
+from penstock.observe import Meter, Reading
 from penstock.order.batches import as_array
 from penstock.plan import NativePlan
 from penstock.system.deferred import deferred
@@ -94,7 +94,8 @@ class NativeCrew:
             self.pool = _native.Pool(plan.program, threads, readers, read_ahead_bytes(), recorded)
         except RuntimeError as error:
             raise InvalidOption(f"num_workers={threads}: the system cannot start so many threads ({error})") from error
-        self._meter, self._stages, self._reading_counts = meter, self.pool.stages, self.pool.reading
+        self._meter, self._stages, counts = meter, self.pool.stages, self.pool.reading
+        self._reading_counts = lambda: (Reading(**counts()),)
         meter.open(self._stages)
         if any(leaf.memory is None for leaf in plan.leaves):  # else all of it is memory
             meter.reading.open(self._reading_counts)
