@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import torch
 
 import penstock
 from penstock.state import hugging_face_streams, stream_split
+from penstock.state.kept_rows import with_plain_rows
 from tests.python_processes import run
 
 datasets: Any = pytest.importorskip("datasets", reason="datasets is not installed: pip install datasets")
@@ -362,13 +364,15 @@ def test_states_hold_positions_of_known_rows() -> None:
 
 
 def test_a_worker_sends_the_rows_of_a_buffer_once() -> None:
-    sent = hugging_face_streams.HuggingFaceStream(
-        arrow().shuffle(seed=1, buffer_size=40), hugging_face_streams.Place(0, 0, 0, 1), brief=True
-    )
-    rows, bodies = iter(sent), 0
-    for _ in islice(rows, 60):
-        bodies += sum(kept is not None for kept in pickle.loads(pickle.dumps(sent.state_dict()))["state"].kept.values())
-    assert bodies <= 5
+    stream = arrow().map(doubled).shuffle(seed=1, buffer_size=40)
+    sent = hugging_face_streams.HuggingFaceStream(stream, hugging_face_streams.Place(0, 0, 0, 1), brief=True)
+    sizes, received = [], None
+    for _ in islice(sent, 20, 60):  # the buffer was refilled before
+        message = pickle.dumps(copy.deepcopy(sent.state_dict()))
+        sizes.append(len(message))
+        received = pickle.loads(message)  # it finds the rows of the message before it
+        assert str(with_plain_rows(received)).count("'kept': {'examples': [{") == 1
+    assert sum(size > 2 * min(sizes) for size in sizes) <= 4
 
 
 @pytest.mark.parametrize(

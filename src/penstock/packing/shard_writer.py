@@ -26,7 +26,7 @@ from penstock.packing.plan import Plan, rows_name, shard_name, webdataset_key
 from penstock.sources.image_folder import IMG_EXTENSIONS
 from penstock.storage.description import FILE, Column, Shard, Split, as_json
 from penstock.storage.durable import write_all
-from penstock.storage.index import ABSENT, LABELS, row_dtype
+from penstock.storage.index import ABSENT, LABELS, MEMBER, row_dtype
 from penstock.storage.tar import END, header, padding
 
 Put = Callable[[str, Write], None]
@@ -235,14 +235,10 @@ def joined(records: Sequence[ShardRecord]) -> Table:
     names = list(dict.fromkeys(suffix for record in records for suffix in record.suffixes))
     rows = []
     for record in records:
-        wide = record.rows
-        if record.suffixes != names:
-            label = wide.dtype["label"].str if "label" in (wide.dtype.names or ()) else None
-            wide = _with_fields(wide, len(names), label)
-            wide["members"]["suffix"] = ABSENT
-            for place, suffix in enumerate(record.suffixes):
-                wide["members"][:, names.index(suffix)] = record.rows["members"][:, place]
-        rows.append(wide)
+        members = np.zeros((len(record.rows), len(names)), MEMBER)
+        members["suffix"] = ABSENT
+        members[:, [names.index(suffix) for suffix in record.suffixes]] = record.rows["members"]
+        rows.append(_with_members(record.rows, members))
     return Table([[name] for name in names], rows)
 
 
@@ -262,32 +258,22 @@ def classified(records: Sequence[ShardRecord]) -> tuple[str, bool, Table]:
             continue
         present = [rows["members"]["suffix"][:, places] != ABSENT for rows in table.rows]
         if all((which.sum(axis=1) == 1).all() for which in present):
-            rows = [_one_field(*one, places, labelled) for one in zip(table.rows, present, strict=True)]
-            return kind, labelled, Table([[names[place] for place in places]], rows)
-    return "files", False, Table(table.fields, [_without_labels(rows) for rows in table.rows])
+            made = []
+            for rows, which in zip(table.rows, present, strict=True):
+                members = rows["members"][:, places][which][:, None]
+                members["suffix"] = which.argmax(axis=1)[:, None]
+                made.append(_with_members(rows, members, labelled=labelled))
+            return kind, labelled, Table([[names[place] for place in places]], made)
+    bare = [_with_members(rows, rows["members"], labelled=False) for rows in table.rows]
+    return "files", False, Table(table.fields, bare)
 
 
-def _one_field(rows: NDArray[Any], present: NDArray[Any], places: list[int], labelled: bool) -> NDArray[Any]:
-    """Return rows with one field: that of these places which is present."""
-    made = _with_fields(rows, 1, "<i8" if labelled else None)
-    column = present.argmax(axis=1)
-    made["members"][:, 0] = rows["members"][np.arange(len(rows)), np.array(places)[column]]
-    made["members"]["suffix"][:, 0] = column
-    return made
-
-
-def _without_labels(rows: NDArray[Any]) -> NDArray[Any]:
-    bare = _with_fields(rows, rows["members"].shape[1], None)
-    bare["members"] = rows["members"]
-    return bare
-
-
-def _with_fields(rows: NDArray[Any], fields: int, label: str | None) -> NDArray[Any]:
-    """Return rows with so many fields, without what their files are."""
-    made = np.zeros(len(rows), row_dtype(fields, label))
+def _with_members(rows: NDArray[Any], members: NDArray[Any], *, labelled: bool = True) -> NDArray[Any]:
+    """Return rows with other members, and with their labels where they have any and are labelled."""
+    label = rows.dtype["label"].str if labelled and "label" in (rows.dtype.names or ()) else None
+    made = np.empty(len(rows), row_dtype(members.shape[1], label))
     for name in made.dtype.names or ():
-        if name != "members":
-            made[name] = rows[name]
+        made[name] = members if name == "members" else rows[name]
     return made
 
 
