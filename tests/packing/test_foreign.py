@@ -121,16 +121,6 @@ def test_what_is_not_there(tmp_path: Path) -> None:
         attempted("index", tmp_path / "a.tar", tmp_path / "x" / "a.tar")
 
 
-@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE])
-def test_members_that_are_no_files(tmp_path: Path, kind: bytes) -> None:
-    with tarfile.open(tmp_path / "a.tar", "w") as archive:
-        info = tarfile.TarInfo("link.txt")
-        info.type, info.linkname = kind, "/etc/passwd"
-        archive.addfile(info)
-    with pytest.raises(penstock.OutsideRoot, match="not a file"):
-        attempted("index", tmp_path)
-
-
 @pytest.mark.parametrize(
     ("names", "what"),
     [

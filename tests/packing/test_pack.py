@@ -6,6 +6,7 @@ import errno
 import os
 import tarfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests import python_processes
 from tests.commands import command
 from tests.data import Made, in_memory, write_photos, write_tensors
 from tests.packing.packed import contents, interrupt_packing, plain
+from tests.s3_server import S3, serve
 from tests.same import assert_same
 
 
@@ -36,6 +38,47 @@ def there_and_back(dataset: Any, out: Path, **options: Any) -> penstock.Shards:
     found = penstock.Shards(out)
     equal(found, dataset)
     return found
+
+
+class Store:
+    """A folder of an object store that a test packs to."""
+
+    def __init__(self, server: S3, name: str) -> None:
+        self.out, self._server, self._name = f"{server.url}/{name}", server, name
+        server.requests.clear()
+
+    def contents(self) -> dict[str, bytes]:
+        return self._server.objects(self._name)
+
+    def writes(self) -> dict[str, int]:
+        """Return what changes for each file that is written again."""
+        return {name: count for (method, name), count in self._server.requests.items() if method in ("PUT", "POST")}
+
+
+class Folder:
+    """A folder that a test packs to."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+
+    def contents(self) -> dict[str, bytes]:
+        return contents(self.out)
+
+    def writes(self) -> dict[str, int]:
+        return {path.name: path.stat().st_ino for path in self.out.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3]:
+    with serve() as served:
+        yield served
+
+
+@pytest.fixture(params=["folder", "store"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    if request.param == "folder":
+        return Folder(tmp_path / "out")
+    return Store(request.getfixturevalue("server"), request.node.originalname)
 
 
 @pytest.fixture
@@ -188,13 +231,20 @@ def test_smaller_and_decoded_images(folder: Any, tmp_path: Path) -> None:
         penstock.pack(TensorDataset(torch.zeros(3, 2)), tmp_path / "x", decoded=True)
 
 
-def test_the_same_bytes_whoever_packs(folder: Any, tmp_path: Path) -> None:
-    for name, workers in (("one", 1), ("four", 4)):
-        penstock.pack(folder, tmp_path / name, shard_size=9000, workers=workers)
-    assert contents(tmp_path / "one") == contents(tmp_path / "four")
-    packed = penstock.pack(folder, tmp_path / "one", shard_size=9000)
-    assert packed.kept == packed.shards
-    assert contents(tmp_path / "one") == contents(tmp_path / "four")
+@pytest.mark.parametrize("options", [{}, {"max_side": 40}, {"decoded": True}], ids=str)
+def test_the_same_bytes_whoever_packs_wherever(
+    folder: Any, server: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("penstock.packing.places._PART", 5000)  # shards are sent in parts
+    far = Store(server, f"same{len(options)}{'decoded' in options}")
+    for out, workers in ((tmp_path / "one", 1), (tmp_path / "four", 4), (f"{far.out}/", None)):
+        packed = penstock.pack(folder, out, shard_size=9000, workers=workers, **options)
+        assert (packed.out, packed.kept, packed.shards > 2) == (str(out).rstrip("/"), 0, True)
+    assert contents(tmp_path / "one") == contents(tmp_path / "four") == far.contents()
+    for out in (tmp_path / "one", far.out):
+        again = penstock.pack(folder, out, shard_size=9000, **options)
+        assert again.kept == again.shards
+    assert contents(tmp_path / "one") == far.contents()
 
 
 def test_a_file_that_changes_while_it_is_packed(root: Path, folder: Any, tmp_path: Path) -> None:
@@ -207,24 +257,29 @@ def test_a_file_that_changes_while_it_is_packed(root: Path, folder: Any, tmp_pat
         penstock.pack(folder, tmp_path / "out", shard_size=6000, workers=1, on_progress=change)
 
 
-def test_finished_shards_are_not_written_again(folder: Any, tmp_path: Path) -> None:
-    interrupt_packing(folder, tmp_path / "out")
-    before = {path: path.stat().st_ino for path in (tmp_path / "out").glob("*.tar")}
-    packed = penstock.pack(folder, tmp_path / "out", shard_size=6000, workers=1)
-    assert packed.kept == len(before) > 0
-    assert {path: path.stat().st_ino for path in before} == before
-    assert not list((tmp_path / "out").glob(".*"))
+def test_finished_shards_are_not_written_again(place: Any, folder: Any, tmp_path: Path) -> None:
+    interrupt_packing(folder, place.out)
+    finished = [name for name in place.contents() if name.endswith(".tar")]
+    before = place.writes()
+    assert finished and "dataset.json" not in before
+    packed = penstock.pack(folder, place.out, shard_size=6000, workers=2)
+    after = place.writes()
+    assert packed.kept == len(finished) and [before[name] for name in finished] == [after[name] for name in finished]
+    penstock.pack(folder, tmp_path / "reference", shard_size=6000)
+    assert place.contents() == contents(tmp_path / "reference"), "and nothing else is left"
 
 
-def test_a_source_that_changed_meanwhile(root: Path, tmp_path: Path) -> None:
-    interrupt_packing(penstock.ImageFolder(root), tmp_path / "out")
-    with pytest.raises(penstock.InvalidOption, match=r"other options.*shard_size"):
-        penstock.pack(penstock.ImageFolder(root), tmp_path / "out", shard_size=7000)
+def test_a_source_that_changed_meanwhile(place: Any, root: Path, folder: Any, tmp_path: Path) -> None:
+    interrupt_packing(folder, place.out)
+    with pytest.raises(penstock.InvalidOption, match=r"out|changed_meanwhile holds an unfinished .*shard_size"):
+        penstock.pack(folder, place.out, shard_size=7000)
     os.utime(root / "dog" / "1.jpg", (1, 1))
     with pytest.raises(penstock.DatasetChanged, match="names, labels, sizes or times of files"):
-        penstock.pack(penstock.ImageFolder(root), tmp_path / "out", shard_size=6000)
-    there_and_back(penstock.ImageFolder(root), tmp_path / "out", shard_size=7000, restart=True)
-    assert not list((tmp_path / "out").glob(".*"))
+        penstock.pack(folder, place.out, shard_size=6000)
+    for out in (place.out, tmp_path / "reference"):
+        penstock.pack(folder, out, shard_size=7000, restart=True)
+    assert place.contents() == contents(tmp_path / "reference")
+    equal(penstock.Shards(place.out, cache_folder=tmp_path / "cache"), folder)
 
 
 @pytest.mark.parametrize("options", [{}, {"decoded": True}])
@@ -251,17 +306,30 @@ def test_a_full_disk(folder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not list((tmp_path / "other").glob("*"))
 
 
-def test_folders_that_hold_something_else(folder: Any, tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "data-000000.tar").write_bytes(b"mine")
+def test_a_folder_that_holds_something_else(folder: Any, tmp_path: Path) -> None:
+    (tmp_path / "data-000000.tar").write_bytes(b"mine")
+    before = contents(tmp_path)
     with pytest.raises(penstock.InvalidOption, match="which Penstock did not write"):
-        penstock.pack(folder, tmp_path / "mine", restart=True)
-    assert contents(tmp_path / "mine") == {"data-000000.tar": b"mine"}
-    penstock.pack(folder, tmp_path / "out", split="train")
-    penstock.pack(Subset(folder, [1, 2]), tmp_path / "out", split="val")
+        penstock.pack(folder, tmp_path, restart=True)
+    assert contents(tmp_path) == before
+
+
+def test_several_splits_and_a_shard_that_is_gone(place: Any, folder: Any, server: S3, tmp_path: Path) -> None:
+    assert penstock.pack(folder, place.out, split="train", shard_size=6000).shards > 2
+    penstock.pack(Subset(folder, [1, 2]), place.out, split="val")
     with pytest.raises(penstock.InvalidOption, match="holds the split 'val' already"):
-        penstock.pack(folder, tmp_path / "out", split="val")
-    assert [len(penstock.Shards(tmp_path / "out", split)) for split in ("train", "val")] == [26, 2]
+        penstock.pack(folder, place.out, split="val")
+    cache = {"cache_folder": tmp_path / "cache"}
+    assert [len(penstock.Shards(place.out, split, **cache)) for split in ("train", "val")] == [26, 2]
+    if isinstance(place, Store):
+        with pytest.raises(penstock.InvalidOption, match=r"s3://packed holds .* which Penstock did not write"):
+            penstock.pack(folder, server.url, restart=True)
+        name = place.out.partition("packed/")[2]
+        server.client().delete_object(Bucket="packed", Key=f"{name}/train-000001.tar")
+    else:
+        (place.out / "train-000001.tar").unlink()
+    with pytest.raises(penstock.CorruptShards, match=r"/train-000001.tar is missing"):
+        penstock.pack(folder, place.out, split="train", shard_size=6000)
 
 
 @pytest.mark.parametrize(
