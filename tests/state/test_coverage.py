@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 import penstock
-from penstock.cli import main
 from penstock.errors import InvalidOption
-from penstock.state.coverage import seen
-from penstock.state.ledger import read
-from tests.insight.penstock_processes import Captured, fails
+from tests.commands import attempted, command
 
 SIZE = 103
 
@@ -57,44 +55,40 @@ def test_runs_that_continue_each_other(runs: list[tuple[int, int, int | None]], 
     for number, (world, batch_size, stop) in enumerate(runs):
         state, made = run(tmp_path, str(number), world, batch_size, state, stop)
         files += made
-    (found,) = seen(map(read, files))
-    assert found.given - SIZE in range(runs[-1][0])  # what the last step has twice, to be as long on each rank
-    assert found.once == (found.given == SIZE)
+    said = command("ledger", "seen", *files, code=None)
+    twice = re.match(r"epoch 0: (\d) samples? of 103 samples twice, so that each rank has as many", said)
+    assert 0 < int(twice[1]) < runs[-1][0] if twice else said.startswith("epoch 0: each of 103 samples once")
     if len(runs) > 1 and runs[0][2]:  # the steps before the last run, which did them once more or not at all
-        assert not seen(map(read, files[len(files) - runs[-1][0] :]))[0].once
+        assert "do not continue each other" in command("ledger", "seen", *files[len(files) - runs[-1][0] :], code=1)
 
 
-def test_what_is_said(tmp_path: Path, capsys: Captured) -> None:
+def test_what_is_said(tmp_path: Path) -> None:
     state, first = run(tmp_path, "a", 2, 4, stop=5)
     _, second = run(tmp_path, "b", 3, 5, state)
-    assert main(["ledger", "seen", *second, *first]) == 0
-    assert capsys.readouterr().out == (
+    assert command("ledger", "seen", *second, *first) == (
         "epoch 0: each of 103 samples once (5 steps on 2 ranks, then 5 steps on 3 ranks; 1 step did not count: a later "
         "run repeated it)\n"
     )
-    assert main(["ledger", "seen", *first]) == 1
-    assert capsys.readouterr().out == "epoch 0: 48 of 103 samples once, the others not at all (6 steps on 2 ranks)\n"
-    assert main(["ledger", "seen", *second]) == 1
-    assert "do not continue each other" in capsys.readouterr().out
-    words = "the ledger of rank 1 is missing, of a run of 3 ranks with batches of 5"
-    assert words in fails(capsys, "ledger", "seen", *first, second[0], second[2])
+    said = "epoch 0: 48 of 103 samples once, the others not at all (6 steps on 2 ranks)\n"
+    assert command("ledger", "seen", *first, code=1) == said
+    with pytest.raises(InvalidOption, match="the ledger of rank 1 is missing, of a run of 3 ranks with batches of 5"):
+        attempted("ledger", "seen", *first, second[0], second[2])
 
 
 def test_dropped_and_repeated_samples(tmp_path: Path) -> None:
-    _, files = run(tmp_path, "dropped", 2, 5, drop_last=True)
-    assert [(one.given, one.once) for one in seen(map(read, files))] == [(100, False)]
-    _, files = run(tmp_path, "repeated", 2, 10)
-    assert [(one.given, one.once) for one in seen(map(read, files))] == [(104, False)]
+    for options, words in (({"drop_last": True}, "100 of 103 samples once, "), ({}, "1 sample of 103 samples twice")):
+        _, files = run(tmp_path, words, 2, 5 * (2 - len(options)), **options)
+        assert command("ledger", "seen", *files, code=1).startswith(f"epoch 0: {words}")
 
 
 def test_other_runs_and_orders_are_refused(tmp_path: Path) -> None:
     _, files = run(tmp_path, "a", 1, 50)
     _, others = run(tmp_path, "b", 1, 50, seed=4)
     with pytest.raises(InvalidOption, match="are of other runs: seed is 3 and 4"):
-        seen(map(read, files + others))
+        attempted("ledger", "seen", *files, *others)
     _, weighted = run(tmp_path, "c", 1, 50, shuffle=False, sampler=penstock.Weighted([1.0] * SIZE, SIZE))
     with pytest.raises(InvalidOption, match=r"of the order 'Weighted .*', which need not hold each sample once"):
-        seen(map(read, weighted))
+        attempted("ledger", "seen", *weighted)
 
 
 def test_a_ledger_without_the_order_is_continued_and_not_judged(tmp_path: Path) -> None:
@@ -102,6 +96,6 @@ def test_a_ledger_without_the_order_is_continued_and_not_judged(tmp_path: Path) 
     older = Path(file)
     older.write_text(older.read_text().replace(', "order": "shuffled"', ""))
     run(tmp_path, "a", 1, 50)
-    assert [step[:3] for step in read(file)] == [(0, 0, 50), (0, 1, 50), (0, 2, 3)]
+    assert "steps      3: epoch 0 step 0 to epoch 0 step 2\nsamples    103\n" in command("ledger", "show", file)
     with pytest.raises(InvalidOption, match="does not say the order of its run"):
-        seen([read(file)])
+        attempted("ledger", "seen", file)

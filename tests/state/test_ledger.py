@@ -300,39 +300,6 @@ def test_killed_while_writing(tmp_path: Path) -> None:
             assert line == f"0 {step} 1 {hash_of([str(step)])}"
 
 
-def parted(one: list[Step], two: list[Step]) -> tuple[int | None, int]:
-    """Return which of two ends where they are equal (None: neither, or both), and how many steps are."""
-    both = enumerate(zip(one, two, strict=False))
-    equal = next((number for number, (a, b) in both if a != b), min(len(one), len(two)))
-    ends = equal == len(one), equal == len(two)
-    return ends.index(True) if sum(ends) == 1 else None, equal
-
-
-PLACES = st.sets(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=9).map(lambda places: {(0, 0), *places})
-CHANGES = st.sets(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=2)
-
-
-@given(PLACES, PLACES, CHANGES, st.booleans())
-@settings(deadline=None, max_examples=100)
-def test_compare(places: set[Any], others: set[Any], changed: set[Any], same: bool) -> None:
-    one = steps(*sorted(places))
-    other = one if same else steps(*sorted(others))
-    two = [(epoch, step, ("other",) if (epoch, step) in changed else data) for epoch, step, data in other]
-    ended, equal = parted(one, two)
-    with tempfile.TemporaryDirectory() as folder:
-        paths = write(Path(folder, "one"), one), write(Path(folder, "two"), two)
-        diverged = ended is None and not (equal == len(one) == len(two))
-        first = command("ledger", "diff", *paths, code=int(diverged)).splitlines()[0]
-    counted = f"{equal} step{'s' * (equal != 1)}"
-    if diverged:
-        epoch, step = min(line[equal][:2] for line in (one, two) if equal < len(line))
-        assert first == f"diverged at epoch {epoch} step {step}, after {counted} in which they are equal"
-    elif ended is None:
-        assert first.startswith(f"equal: {counted}")
-    else:
-        assert first.startswith(f"equal up to the end of {paths[ended]}: {counted}; {paths[1 - ended]} continues")
-
-
 def test_compare_looks_at_what_is_left_of_a_resumed_run(tmp_path: Path) -> None:
     one, two = write(tmp_path / "one", TEN), write(tmp_path / "two", TEN[:4])
     write(Path(two), [(0, 4, ("another",)), (1, 0, ("branch",))])
