@@ -406,16 +406,13 @@ def test_show_little(tmp_path: Path, capsys: Captured) -> None:
     ("arguments", "words"),
     [
         ("", "required: ACTION"),
-        ("sort", "argument ACTION: 'sort' is not one of diff, seen, show"),
         ("diff", "required: A, B"),
         ("diff A", "required: B"),
-        ("diff A A A", "'{folder}/A' is one argument too many"),
         ("diff A none", "{folder}/none: No such file or directory"),
         ("diff A text", "'{folder}/text' is not a ledger: it begins with b'text'"),
         ("diff A other", "cannot be compared: rank is 0 and 5"),
         ("diff '' A", ": No such file or directory"),
         ("show", "required: FILE"),
-        ("show A --epo 1", "there is no option --epo; do you mean '--epoch'?"),
         ("show A --epoch x", "argument --epoch: 'x' is not a whole number of 0 or more"),
         ("show A --epoch 2", "contains no step of epoch 2; it contains epochs 0 to 1"),
         ("show A --epoch -1", "argument --epoch: '-1' is not a whole number of 0 or more"),
@@ -435,12 +432,6 @@ def test_wrong_arguments(arguments: str, words: str, tmp_path: Path, capsys: Cap
     code, lines, err = run(capsys, *given)
     assert (code, lines, err.count("\n")) == (2, [], 1)
     assert err.startswith("penstock") and words.format(folder=tmp_path) in err
-
-
-@pytest.mark.parametrize(("action", "words"), [([], "diverged"), (["diff"], "Exit code 0"), (["show"], "--epoch")])
-def test_help(action: list[str], words: str, capsys: Captured) -> None:
-    code, lines, err = run(capsys, *action, "--help")
-    assert (code, err) == (0, "") and words in "\n".join(lines)
 
 
 def test_a_loader_that_is_gone_holds_neither_its_ledger_nor_its_dataset(tmp_path: Path) -> None:

@@ -99,13 +99,6 @@ def test_the_manifest_has_each_once_and_a_later_run_skips_them(folder: Path, man
     assert len(lines(manifest)) == 4
 
 
-def test_more_than_the_share_aborts_with_the_list(folder: Path, manifest: Path) -> None:
-    with pytest.raises(penstock.TooManyBadSamples, match=r"(?s)05.*max_share"):
-        list(replacing(tensors(folder), 8, on_error=penstock.Replace(0.05, manifest)))
-    with pytest.raises(penstock.TooManyBadSamples):  # by default one in a thousand
-        list(replacing(tensors(folder), 8, on_error="replace"))
-
-
 @options(*METHODS[:3])
 def test_a_stand_in_is_one_that_the_sampler_could_have_drawn(options: dict[str, Any]) -> None:
     def given(dataset: Any, size: int = 5, **order: Any) -> list[Any]:

@@ -1,4 +1,7 @@
-"""Bad samples that are counted and written down: what Replace allows, and a manifest that many may write at once."""
+"""Bad samples that are counted and written down: what Replace allows, and a manifest that many may write at once.
+
+tests/faults has full disks, hostile names and fuzzed lines.
+"""
 
 from __future__ import annotations
 
@@ -171,20 +174,13 @@ def test_lines_that_are_added_and_taken_out(path: Path, tmp_path: Path) -> None:
     command("quarantine", "retry", path)  # none has a file
     add(path, "b", "a")
     assert (path.stat().st_ino, lines(path)) == (inode, ["b", "c", "a"])
+    (tmp_path / "deep").mkdir()
+    path.rename(real := tmp_path / "deep" / "real.jsonl")
+    path.symlink_to(real)
     twice = bad("b") + good_again(tmp_path, "b")  # of two entries with one ID the later counts
     path.write_bytes(twice + bad("c"))
     command("quarantine", "retry", path)
-    assert lines(path) == ["c"]
-
-
-def test_a_link_stays_a_link(tmp_path: Path, path: Path) -> None:
-    (tmp_path / "deep").mkdir()
-    real = tmp_path / "deep" / "real.jsonl"
-    real.write_bytes(good_again(tmp_path, "a"))
-    path.symlink_to(real)
-    add(path, "b")
-    command("quarantine", "retry", path)
-    assert path.is_symlink() and lines(real) == ["b"] and os.listdir(real.parent) == [real.name]
+    assert path.is_symlink() and lines(real) == ["c"] and os.listdir(real.parent) == [real.name]
 
 
 DAMAGED = {
@@ -280,21 +276,6 @@ def test_no_locks(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidOption, match="its file system has no file locks"):
         loader(path)
     assert listed(path) == ["a"]
-
-
-def test_a_full_disk_leaves_the_file_as_it_was(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    add(path, "a")
-    before, write, full = path.read_bytes(), os.write, raising(errno.ENOSPC)
-    calls = iter([lambda descriptor, data: write(descriptor, data[:10]), full])
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "write", lambda *given: next(calls)(*given))
-        with pytest.warns(RuntimeWarning, match="'b' could not be written to the manifest .*No space left"):
-            add(path, "b")
-    assert path.read_bytes() == before and next(calls, None) is None
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:7]))
-        add(path, "b")
-    assert lines(path) == ["a", "b"]
 
 
 # --- several at once --------------------------------------------------------------------------------------------------
@@ -416,14 +397,13 @@ def test_the_message_lists_what_is_bad(path: Path) -> None:
     with pytest.raises(TooManyBadSamples) as caught:
         list(loader(path, range(23), size=1000, share=0.022, error=TornFile))
     *listed, remedy = str(caught.value).split("\n")
-    assert listed == [
-        "23 of 1,000 samples are bad (2.300%), and on_error=Replace(max_share=0.022) allows 22:",
-        *(f"  '{number}' (/data/{number}.pt): TornFile: torn" for number in range(20)),
-        "  and 3 more",
-    ]
+    first, *found, last = listed
+    assert first == "23 of 1,000 samples are bad (2.300%), and on_error=Replace(max_share=0.022) allows 22:"
+    assert len(set(found)) == 20 and last == "  and 3 more"
+    assert set(found) < {f"  '{number}' (/data/{number}.pt): TornFile: torn" for number in range(23)}
     assert remedy.startswith(f"The list stands in {path}. Repair the files and run `penstock quarantine retry`")
     assert "raise max_share" in remedy
-    assert lines(path)[-1] == "22"  # it was written before the error
+    assert sorted(map(int, lines(path))) == list(range(23)), "they were written before the error"
     words = r"\n  '0': FileNotFoundError: \[Errno 2\] gone: '/p/x'\nRepair .* or raise max_share; manifest="
     with pytest.raises(TooManyBadSamples, match=words):
         list(loader(None, {0}, share=0, error=lambda _: FileNotFoundError(2, "gone", "/p/x")))

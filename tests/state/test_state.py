@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from functools import partial
-from itertools import chain, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -86,18 +86,6 @@ def test_shares_that_make_no_sense_or_cannot_be_cut(make: Any) -> None:
         make()
 
 
-def test_a_state_at_the_end_of_an_epoch() -> None:
-    begun = loader()
-    _, at_end, batches = stopped(begun, len(begun))
-    assert (at_end["epoch"], at_end["position"]) == (0, SIZE)
-    with pytest.raises(StopIteration):
-        next(batches)
-    assert (begun.state_dict()["epoch"], begun.state_dict()["position"]) == (1, 0)
-    again = loaded(loader(), at_end)
-    assert list(again) == []  # the loop over epoch 0 finds nothing left
-    assert_same(list(again), list(begun))
-
-
 def test_a_samplers_batches_are_skipped_without_being_read() -> None:
     read: list[int] = []
 
@@ -142,36 +130,6 @@ def test_a_state_of_another_seed_or_order(before: Any, after: Any, words: str) -
         loader().load_state_dict({**loader().state_dict(), "position": SIZE + 1})
 
 
-@pytest.mark.parametrize("method", [None, "process"])
-def test_torchs_own_pass_is_counted_and_cut(method: Any) -> None:
-    """Without a seed and workers torch's code reads, natively composed or not."""
-    numbers: Any = list(range(SIZE))
-    options: dict[str, Any] = {"num_workers": 0, "worker_method": method}
-    _, state, batches = stopped(penstock.DataLoader(numbers, 4, **options), 2)
-    assert_same(list(loaded(penstock.DataLoader(numbers, 4, **options), state)), list(batches))
-    ranks: list[Any] = [penstock.DataLoader(numbers, 4, shard=(rank, 2), **options) for rank in (0, 1)]
-    assert [next(iter(rank)).tolist() for rank in ranks] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-
-
-def test_the_ledger_says_where_two_runs_parted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def made(name: str, **options: Any) -> Any:
-        return loader(ledger=tmp_path / name, **options)
-
-    def diff(name: str) -> int:
-        return main(["ledger", "diff", str(tmp_path / "whole"), str(tmp_path / name)])
-
-    for one in (made("whole", num_workers=0), made("workers", num_workers=2)):
-        list(one), list(one)
-    assert diff("workers") == 0
-    _, again = resumed(made("killed"), made("killed"), 5)
-    list(again), list(again)
-    assert diff("killed") == 0
-    list(made("other seed", seed=8))
-    capsys.readouterr()
-    assert diff("other seed") == 1
-    assert "epoch 0 step 0" in capsys.readouterr().out
-
-
 def test_a_ledger_a_rank(tmp_path: Path) -> None:
     each = str(tmp_path / "run-{rank}")
     for rank in range(2):
@@ -203,29 +161,9 @@ def test_every_rank_goes_on_with_the_state_of_one_and_its_own_ledger(tmp_path: P
         assert main(["ledger", "diff", str(tmp_path / f"whole-{rank}"), str(tmp_path / f"killed-{rank}")]) == 0
 
 
-def drawn(**options: Any) -> Any:
-    return loader(sampler=penstock.Weighted(torch.arange(1.0, SIZE + 1), 60), shuffle=None, **options)
-
-
 def mixed(dataset: Any = NATIVE, **options: Any) -> Any:
     parts: Any = {"a": (Subset(dataset, range(30)), 3), "b": (Subset(dataset, range(30, SIZE)), 1)}
     return loader(penstock.Mix(parts, length=80), **options)
-
-
-@pytest.mark.parametrize("make", [drawn, mixed])
-def test_keyed_draws_do_not_depend_on_ranks_or_stops(make: Any) -> None:
-    plain = make(num_workers=2)
-    assert "plan     2 native threads" in plain.explain()
-    epochs = [list(plain) for _ in range(2)]
-    assert len(plain) == len(epochs[0]) == {drawn: 15, mixed: 20}[make]
-    whole = flat(epochs[1])
-    begun, *ranks = make(), make(shard=(0, 2)), make(shard=(1, 2))
-    for one in (begun, *ranks):
-        one.set_epoch(1)
-    assert flat(chain(*zip(*ranks, strict=True)))[: len(whole)] == whole
-    _, again = resumed(begun, make(num_workers=1), 6)
-    assert_same(list(again), epochs[1][6:])
-    assert_same(again.batch_at(1, 3), epochs[1][3])
 
 
 def test_a_mix_keeps_its_proportions_in_every_window() -> None:

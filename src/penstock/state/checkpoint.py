@@ -222,15 +222,11 @@ class Checkpoint:
         state, self.resume = self.resume, None
         if state is not None and is_of_another_epoch(settings.dataset, own_of(state)):
             state = None
-        in_order = state is None and (settings.in_order or not settings.num_workers)
-        if in_order and settings.known.get("plain"):
-            return Progress(self.epochs.number)
         user_states = self._own(settings)
         order = user_states.order
-        if in_order:
-            settings.known["plain"] = user_states.has_none()
-            if settings.known["plain"]:
-                return Progress(self.epochs.number)
+        in_order = settings.in_order or not settings.num_workers
+        if state is None and in_order and user_states.has_none():
+            return Progress(self.epochs.number)
         own = {} if state is None else own_of(state)
         before = None if self.progress is None else self.progress.streams
         streams = user_states.streams(own, before, resumed=state is not None)
