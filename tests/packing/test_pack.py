@@ -236,8 +236,11 @@ def test_finished_shards_are_not_written_again(out: Any, folder: Any, server: S3
     interrupt_packing(folder, out)
     finished = [name for name in held(out, server) if name.endswith(".tar")]
     server.requests.clear()
+    cut_off = isinstance(out, Path)
+    if cut_off:
+        os.truncate(out / finished[0], 100)
     packed = penstock.pack(folder, out, shard_size=6000, workers=2)
-    assert packed.kept == len(finished) > 0
+    assert packed.kept == len(finished) - cut_off > 0
     assert not [name for method, name in server.requests if method in ("PUT", "POST") and name in finished]
     penstock.pack(folder, tmp_path / "reference", shard_size=6000)
     assert held(out, server) == contents(tmp_path / "reference"), "and nothing else is left"
@@ -256,9 +259,9 @@ def test_a_source_that_changed_meanwhile(out: Any, root: Path, folder: Any, serv
     equal(penstock.Shards(out, cache_folder=tmp_path / "cache"), folder)
 
 
-@pytest.mark.parametrize("options", [{}, {"decoded": True}])
-def test_a_full_disk(folder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
-    real, written, out = os.write, [0], tmp_path / "out"
+def test_a_full_disk_is_said_with_what_is_missing(folder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """tests/faults/test_03_full_disk.py looks at what is left then."""
+    real, written = os.write, [0]
 
     def full(descriptor: int, data: Any) -> int:
         written[0] += len(data)
@@ -268,12 +271,9 @@ def test_a_full_disk(folder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
-        with pytest.raises(penstock.OutOfSpace, match=r"is full: .* are free") as caught:
-            penstock.pack(folder, out, shard_size=6000, workers=1, **options)
-    assert caught.value.missing > 0 and caught.value.errno == errno.ENOSPC
-    assert not list(out.rglob("*.partial"))
-    penstock.pack(folder, out, shard_size=6000, **options)
-    equal(penstock.Shards(out), folder, pixels=True)
+        with pytest.raises(penstock.OutOfSpace, match=r"by the samples so far about .* are free") as caught:
+            penstock.pack(folder, tmp_path / "out", shard_size=6000, workers=1, decoded=True)
+    assert caught.value.missing > 0
     monkeypatch.setattr("penstock.packing.pack.free_bytes", lambda _: 1000)
     with pytest.raises(penstock.OutOfSpace, match=r"is full: .* are free"):
         penstock.pack(folder, tmp_path / "other")

@@ -47,6 +47,7 @@ def run(folder: Path, name: str, world: int, batch_size: int, state: Any = None,
         [(2, 4, 3), (2, 4, None)],
         [(4, 8, 2), (1, 1, None)],
         [(1, 1, 40), (7, 3, None)],
+        [(1, 4, 9), (1, 8, None)],
     ],
     ids=str,
 )

@@ -16,6 +16,7 @@ import torch
 import penstock
 from penstock.state import hugging_face_streams, stream_split
 from penstock.state.kept_rows import with_plain_rows
+from tests.data import Placed
 from tests.python_processes import run
 
 datasets: Any = pytest.importorskip("datasets", reason="datasets is not installed: pip install datasets")
@@ -98,23 +99,6 @@ PIPELINES: dict[str, Callable[[Any], Any]] = {
     "concatenate, take": lambda stream: datasets.concatenate_datasets([stream, stream.take(9)]),
     "repeat": lambda stream: stream.repeat(2).shuffle(seed=2, buffer_size=30),
 }
-
-
-class Counted(torch.utils.data.IterableDataset[int]):
-    """Has a state of its own."""
-
-    number = 0
-
-    def __iter__(self) -> Iterator[int]:
-        while True:
-            self.number += 1
-            yield self.number
-
-    def state_dict(self) -> dict[str, int]:
-        return {"number": self.number}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.number = state["number"]
 
 
 def listed(samples: list[Any]) -> list[str]:
@@ -352,7 +336,7 @@ def test_a_worker_sends_the_rows_of_a_buffer_once() -> None:
         sizes.append(len(message))
         received = pickle.loads(message)  # it finds the rows of the message before it
         assert str(with_plain_rows(received)).count("'kept': {'examples': [{") == 1
-    assert sum(size > 2 * min(sizes) for size in sizes) <= 4
+    assert 0 < sum(size > min(sizes) + 300 for size in sizes) <= 4
 
 
 @pytest.mark.parametrize(
@@ -395,12 +379,12 @@ def test_a_damaged_state_is_refused(damage: dict[str, Any]) -> None:
 
 def test_a_state_of_a_stream_does_not_fit_other_datasets() -> None:
     _, states = stopped(arrow(), (0, 1), 3)
-    counted = penstock.DataLoader(Counted())
-    with pytest.raises(penstock.InvalidOption, match="IterableDataset cannot continue with a Counted"):
-        counted.load_state_dict(states[0])
-    next(iter(counted))
+    placed = penstock.DataLoader(Placed(9))
+    with pytest.raises(penstock.InvalidOption, match="IterableDataset cannot continue with a Placed"):
+        placed.load_state_dict(states[0])
+    next(iter(placed))
     with pytest.raises(penstock.InvalidOption, match="not of a Hugging Face IterableDataset"):
-        rest(arrow(), (0, 1), [counted.state_dict()])
+        rest(arrow(), (0, 1), [placed.state_dict()])
 
 
 def test_states_of_other_runs_are_not_merged() -> None:

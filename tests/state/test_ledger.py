@@ -205,30 +205,6 @@ def test_a_forked_child_cannot_write_and_holds_no_lock(tmp_path: Path) -> None:
     assert written(path) == lines_of([*GIVEN[:2], *GIVEN[:5]])
 
 
-def test_a_write_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk takes half a line, which is cut off again."""
-    real, takes = os.write, [10]
-
-    def full(descriptor: int, data: bytes) -> int:
-        if not takes:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return real(descriptor, data[: takes.pop()])
-
-    path = tmp_path / "a"
-    batches = iter(loader(path))
-    next(batches)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "write", full)
-        with pytest.raises(OSError, match=r"No space left on device"):
-            next(batches)
-    assert written(path) == lines_of(GIVEN[:1])
-    list(batches)
-    del batches
-    gc.collect()
-    list(loader(path))
-    assert written(path)[-5:] == lines_of(GIVEN[:5])
-
-
 @pytest.mark.parametrize("zeros", [0, 4096])
 def test_torn_at_every_byte(zeros: int, tmp_path: Path) -> None:
     """Whatever part of the file there is, the next run goes on with it, and the end is as if nothing had been.

@@ -121,6 +121,7 @@ def test_states_that_are_none(state: Any) -> None:
         ({}, {"seed": 8}, "seed=7 cannot continue with seed=8"),
         ({}, {"shuffle": False}, "an epoch shuffled cannot continue in sequence"),
         ({"shuffle": None, "sampler": [1, 2, 3]}, {}, "by a sampler cannot continue shuffled"),
+        ({}, {"shuffle": None, "sampler": penstock.Weighted([1.0] * SIZE)}, "shuffled cannot continue Weighted"),
     ],
 )
 def test_a_state_of_another_seed_or_order(before: Any, after: Any, words: str) -> None:

@@ -84,12 +84,6 @@ def place_of(dataset: Any) -> tuple[int, int]:
     return (0, 1) if split is None else (split.rank, split.world_size)
 
 
-def fresh_places(dataset: Any, workers: int) -> list[Place]:
-    """Return the streams of a pass that begins at the start of an epoch."""
-    rank, ranks = place_of(dataset)
-    return [Place(worker, workers, rank, ranks) for worker in range(max(1, workers))]
-
-
 class HuggingFaceStream:
     """An iterable dataset with a state: what one worker of one rank reads. It may be read in any process.
 

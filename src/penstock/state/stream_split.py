@@ -21,7 +21,7 @@ from functools import cache, cached_property
 from typing import Any
 
 from penstock.errors import DatasetChanged, InvalidOption
-from penstock.state.hugging_face_streams import HuggingFaceStream, Place, fresh_places, loses_rows, place_of, steps_of
+from penstock.state.hugging_face_streams import HuggingFaceStream, Place, loses_rows, place_of, steps_of
 from penstock.state.kept_rows import with_plain_rows
 from penstock.state.streams import Entry, Stream
 from penstock.system.warn_user import warn_user
@@ -97,13 +97,11 @@ class StreamSplit:
         return described(self.dataset)
 
 
-def _strategy_of(dataset: Any) -> str | None:
-    return getattr(dataset._distributed, "strategy", None)
-
-
 def fresh_split(dataset: Any, workers: int) -> StreamSplit:
     """Return the streams of a pass that begins at the start of an epoch."""
-    return StreamSplit(dataset, fresh_places(dataset, workers), place_of(dataset), _strategy_of(dataset))
+    rank, ranks = place_of(dataset)
+    places = [Place(worker, workers, rank, ranks) for worker in range(max(1, workers))]
+    return StreamSplit(dataset, places, (rank, ranks), getattr(dataset._distributed, "strategy", None))
 
 
 def resumed_split(dataset: Any, own: Mapping[str, Any]) -> tuple[StreamSplit, dict[str, Any]]:

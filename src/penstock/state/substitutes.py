@@ -129,9 +129,7 @@ class Register(Observer):
             )
         self.how, self.size = how, size
         # The share as it was written: in floating point 0.29 * 100 is less than 29.
-        self.limit = math.floor(Fraction(str(how.max_share)) * size)
-        if how.max_share > 0:
-            self.limit = min(size, max(1, self.limit))
+        self.limit = max(math.floor(Fraction(str(how.max_share)) * size), int(how.max_share > 0))
         self.manifest = None if how.manifest is None else Manifest(how.manifest)
         entries: Mapping[str, BadSample] = {}
         if self.manifest is not None:
@@ -142,7 +140,6 @@ class Register(Observer):
         bad = {index: name for index, (name, _) in named if name in entries}
         if self.manifest is not None:
             _warn_of_other_dataset(self.manifest.path, entries, dataset, bad)
-        self._listed = frozenset(entries)  # IDs that the manifest held at first; some may be of other datasets
         self._bad = {name: entries[name] for name in bad.values()}  # by ID, in the order in which they became known
         self._check_limit()
         self.substitutes = Substitutes(dataset, bad)
@@ -157,7 +154,7 @@ class Register(Observer):
         news = [*delivery.bad, *self.substitutes.take_news()]
         for bad in news:
             self.substitutes.learn(bad)
-            if self._bad.setdefault(bad.id, bad) is bad and bad.id not in self._listed and self.manifest is not None:
+            if self._bad.setdefault(bad.id, bad) is bad and self.manifest is not None:
                 try:
                     self.manifest.add(bad)
                 except (OSError, InvalidOption) as error:

@@ -35,10 +35,8 @@ class UserStates:
     def has_none(self) -> bool:
         """Return whether the pass that begins has no state beside its numbers."""
         settings = self.order.settings
-        if "has_none" not in settings.known:
-            plain = self.order.draws_itself() and not isinstance(settings.sampler, KeyedSampler)
-            settings.known["has_none"] = plain and not is_stateful_dataset(settings.dataset)
-        return bool(settings.known["has_none"])
+        plain = self.order.draws_itself() and not isinstance(settings.sampler, KeyedSampler)
+        return plain and not is_stateful_dataset(settings.dataset)
 
     def of_pass(
         self, progress: Progress | None, now: Progress, coming: Mapping[str, Any] | None
