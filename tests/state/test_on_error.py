@@ -156,6 +156,15 @@ def test_too_many_stays_too_many(options: dict[str, Any], manifest: Path) -> Non
     assert len(lines(manifest)) == 5
 
 
+@options("threads, persistent", "processes, persistent")
+def test_a_sample_that_several_workers_find_counts_once(options: dict[str, Any], manifest: Path) -> None:
+    on_error = penstock.Replace(0.03, manifest)
+    loader = replacing(numbers(3), shuffle=True, seed=1, **{**options, "on_error": on_error})
+    for _ in range(5):  # another worker reads it in another epoch
+        list(loader)
+    assert [line["id"] for line in lines(manifest)] == ["3"]
+
+
 def test_memory_that_runs_out_is_no_bad_sample() -> None:
     with pytest.raises(MemoryError):
         list(replacing(Numbers({3}, error=MemoryError)))
