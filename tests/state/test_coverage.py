@@ -90,13 +90,3 @@ def test_other_runs_and_orders_are_refused(tmp_path: Path) -> None:
     _, weighted = run(tmp_path, "c", 1, 50, shuffle=False, sampler=penstock.Weighted([1.0] * SIZE, SIZE))
     with pytest.raises(InvalidOption, match=r"of the order 'Weighted .*', which need not hold each sample once"):
         attempted("ledger", "seen", *weighted)
-
-
-def test_a_ledger_without_the_order_is_continued_and_not_judged(tmp_path: Path) -> None:
-    _, (file,) = run(tmp_path, "a", 1, 50, stop=1)
-    older = Path(file)
-    older.write_text(older.read_text().replace(', "order": "shuffled"', ""))
-    run(tmp_path, "a", 1, 50)
-    assert "steps      3: epoch 0 step 0 to epoch 0 step 2\nsamples    103\n" in command("ledger", "show", file)
-    with pytest.raises(InvalidOption, match="does not say the order of its run"):
-        attempted("ledger", "seen", file)
