@@ -119,14 +119,6 @@ def test_conforms() -> None:
     assert_resume_exact(make, stops=(0, 3, 11, 1, 7, 5), workers=(0,), ranks=(1, 3, 2))
 
 
-def test_ranks_have_batches_of_one_order() -> None:
-    whole = numbers(make())
-    parts = [numbers(make(shard=(rank, 3))) for rank in range(3)]
-    together = list(itertools.chain(*zip(*parts, strict=True)))
-    assert together[: len(whole)] == whole
-    assert all(sorted(batch) in [sorted(one) for one in whole] for batch in together[len(whole) :])
-
-
 def test_epochs_differ_and_come_again() -> None:
     one, again = make(), make()
     first, second = numbers(one), numbers(one)

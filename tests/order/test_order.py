@@ -72,14 +72,3 @@ def test_same_bytes_for_any_number_of_workers(dataset: Any, seed: int | None) ->
     for run in runs[1:]:
         assert_same(run, runs[0])
     assert not torch.equal(*runs[0])  # epochs differ
-
-
-def test_draws_belong_to_the_sample_and_its_position_not_to_its_batch(dataset: Any) -> None:
-    def by_sample(**options: Any) -> dict[int, torch.Tensor]:
-        loader = penstock.DataLoader(dataset, num_workers=2, seed=9, **options)
-        return {int(y): x for images, labels in loader for x, y in zip(images, labels, strict=True)}
-
-    sevens, fours = by_sample(shuffle=True, batch_size=7), by_sample(shuffle=True, batch_size=4)
-    backwards = by_sample(sampler=range(29, -1, -1))
-    assert all(torch.equal(fours[i], sevens[i]) for i in range(30))
-    assert sum(torch.equal(backwards[i], sevens[i]) for i in range(30)) < 5

@@ -50,9 +50,12 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
 def test_images_with_classes(folder: Path, image: bytes, tmp_path: Path, format: int) -> None:
     long = "d" * 90 + "/" + "n" * 60  # of ustar's prefix, pax and GNU long names
+    images: set[str] = set()
     for shard in range(3):
-        samples = [(f"{long}{shard}{n}", b"%d" % n) for n in range(4)]
-        files = {f"{name}.{end}": data for name, label in samples for end, data in (("jpg", image), ("cls", label))}
+        files: dict[str, bytes] = {}
+        for n, end in enumerate(["jpg", "jpeg", "jpg", "png"]):
+            files |= {f"{long}{shard}{n}.{end}": image, f"{long}{shard}{n}.cls": b"%d" % n}
+        images |= {name for name in files if not name.endswith(".cls")}
         write_tar(folder / f"s-{shard}.tar", files, format)
     before = contents(folder)
     assert "12 samples in 3 shards" in attempted("index", folder)
@@ -63,7 +66,7 @@ def test_images_with_classes(folder: Path, image: bytes, tmp_path: Path, format:
     assert (found.name(5), found[5][0].shape, row["width"], row["height"]) == (f"{long}11", (60, 81, 3), 81, 60)
     assert attempted("verify", folder, "--decode").endswith(": no fault\n")
     attempted("unpack", folder, tmp_path / "back")
-    assert len(contents(tmp_path / "back")) == 12
+    assert contents(tmp_path / "back").keys() == images
 
 
 @pytest.mark.native
@@ -77,8 +80,9 @@ def test_tensors_are_read_natively(tmp_path: Path) -> None:
 
 
 def test_samples_of_different_files(tmp_path: Path) -> None:
-    files = {"a.json": b'{"x": 1}', "a.txt": "\u00e4".encode(), "b.json": b"2", "b.seg.npy": npy([1]), "c.txt": b"z"}
-    write_tar(tmp_path / "a.tar", {"README": b"no suffix", **files, "d.bin": b"", "e.cls": b"x"})
+    files = {"a.json": b'{"x": 1}', "a.txt": "\u00e4".encode(), "b.json": b"2", "b.seg.npy": npy([1])}
+    write_tar(tmp_path / "a.tar", {"README": b"no suffix", **files})
+    write_tar(tmp_path / "b.tar", {"c.txt": b"z", "d.bin": b"", "e.cls": b"x"})
     attempted("index", tmp_path)
     found = penstock.Shards(tmp_path)
     wanted = {"json": {"x": 1}, "txt": "\u00e4"}, {"json": 2, "seg.npy": torch.tensor([1])}, {"txt": "z"}, {"bin": b""}
@@ -119,16 +123,6 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     with pytest.raises(penstock.InvalidOption, match="one folder"):
         attempted("index", tmp_path / "a.tar", tmp_path / "x" / "a.tar")
-
-
-@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE])
-def test_members_that_are_no_files(tmp_path: Path, kind: bytes) -> None:
-    with tarfile.open(tmp_path / "a.tar", "w") as archive:
-        info = tarfile.TarInfo("link.txt")
-        info.type, info.linkname = kind, "/etc/passwd"
-        archive.addfile(info)
-    with pytest.raises(penstock.OutsideRoot, match="not a file"):
-        attempted("index", tmp_path)
 
 
 @pytest.mark.parametrize(

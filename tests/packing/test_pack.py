@@ -6,6 +6,7 @@ import errno
 import os
 import tarfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests import python_processes
 from tests.commands import command
 from tests.data import Made, in_memory, write_photos, write_tensors
 from tests.packing.packed import contents, interrupt_packing, plain
+from tests.s3_server import S3, serve
 from tests.same import assert_same
 
 
@@ -36,6 +38,22 @@ def there_and_back(dataset: Any, out: Path, **options: Any) -> penstock.Shards:
     found = penstock.Shards(out)
     equal(found, dataset)
     return found
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3]:
+    with serve() as served:
+        yield served
+
+
+@pytest.fixture(params=["folder", "store"])
+def out(request: pytest.FixtureRequest, server: S3, tmp_path: Path) -> Any:
+    """Where a test packs to: a folder, or one in a store."""
+    return tmp_path / "out" if request.param == "folder" else f"{server.url}/{request.node.originalname}"
+
+
+def held(out: Any, server: S3) -> dict[str, bytes]:
+    return contents(out) if isinstance(out, Path) else server.objects(out.removeprefix(f"{server.url}/"))
 
 
 @pytest.fixture
@@ -188,13 +206,20 @@ def test_smaller_and_decoded_images(folder: Any, tmp_path: Path) -> None:
         penstock.pack(TensorDataset(torch.zeros(3, 2)), tmp_path / "x", decoded=True)
 
 
-def test_the_same_bytes_whoever_packs(folder: Any, tmp_path: Path) -> None:
-    for name, workers in (("one", 1), ("four", 4)):
-        penstock.pack(folder, tmp_path / name, shard_size=9000, workers=workers)
-    assert contents(tmp_path / "one") == contents(tmp_path / "four")
-    packed = penstock.pack(folder, tmp_path / "one", shard_size=9000)
-    assert packed.kept == packed.shards
-    assert contents(tmp_path / "one") == contents(tmp_path / "four")
+@pytest.mark.parametrize("options", [{}, {"max_side": 40}, {"decoded": True}], ids=str)
+def test_the_same_bytes_whoever_packs_wherever(
+    folder: Any, server: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("penstock.packing.places._PART", 5000)  # shards are sent in parts
+    far = f"{server.url}/same{len(options)}{'decoded' in options}"
+    for out, workers in ((tmp_path / "one", 1), (tmp_path / "four", 4), (f"{far}/", None)):
+        packed = penstock.pack(folder, out, shard_size=9000, workers=workers, **options)
+        assert (packed.out, packed.kept, packed.shards > 2) == (str(out).rstrip("/"), 0, True)
+    assert contents(tmp_path / "one") == contents(tmp_path / "four") == held(far, server)
+    for out in (tmp_path / "one", far):
+        again = penstock.pack(folder, out, shard_size=9000, **options)
+        assert again.kept == again.shards
+    assert contents(tmp_path / "one") == held(far, server)
 
 
 def test_a_file_that_changes_while_it_is_packed(root: Path, folder: Any, tmp_path: Path) -> None:
@@ -207,29 +232,36 @@ def test_a_file_that_changes_while_it_is_packed(root: Path, folder: Any, tmp_pat
         penstock.pack(folder, tmp_path / "out", shard_size=6000, workers=1, on_progress=change)
 
 
-def test_finished_shards_are_not_written_again(folder: Any, tmp_path: Path) -> None:
-    interrupt_packing(folder, tmp_path / "out")
-    before = {path: path.stat().st_ino for path in (tmp_path / "out").glob("*.tar")}
-    packed = penstock.pack(folder, tmp_path / "out", shard_size=6000, workers=1)
-    assert packed.kept == len(before) > 0
-    assert {path: path.stat().st_ino for path in before} == before
-    assert not list((tmp_path / "out").glob(".*"))
+def test_finished_shards_are_not_written_again(out: Any, folder: Any, server: S3, tmp_path: Path) -> None:
+    interrupt_packing(folder, out)
+    finished = [name for name in held(out, server) if name.endswith(".tar")]
+    server.requests.clear()
+    cut_off = isinstance(out, Path)
+    if cut_off:
+        os.truncate(out / finished[0], 100)
+    packed = penstock.pack(folder, out, shard_size=6000, workers=2)
+    assert packed.kept == len(finished) - cut_off > 0
+    assert not [name for method, name in server.requests if method in ("PUT", "POST") and name in finished]
+    penstock.pack(folder, tmp_path / "reference", shard_size=6000)
+    assert held(out, server) == contents(tmp_path / "reference"), "and nothing else is left"
 
 
-def test_a_source_that_changed_meanwhile(root: Path, tmp_path: Path) -> None:
-    interrupt_packing(penstock.ImageFolder(root), tmp_path / "out")
-    with pytest.raises(penstock.InvalidOption, match=r"other options.*shard_size"):
-        penstock.pack(penstock.ImageFolder(root), tmp_path / "out", shard_size=7000)
+def test_a_source_that_changed_meanwhile(out: Any, root: Path, folder: Any, server: S3, tmp_path: Path) -> None:
+    interrupt_packing(folder, out)
+    with pytest.raises(penstock.InvalidOption, match=f"{out} holds an unfinished packing .*shard_size"):
+        penstock.pack(folder, out, shard_size=7000)
     os.utime(root / "dog" / "1.jpg", (1, 1))
     with pytest.raises(penstock.DatasetChanged, match="names, labels, sizes or times of files"):
-        penstock.pack(penstock.ImageFolder(root), tmp_path / "out", shard_size=6000)
-    there_and_back(penstock.ImageFolder(root), tmp_path / "out", shard_size=7000, restart=True)
-    assert not list((tmp_path / "out").glob(".*"))
+        penstock.pack(folder, out, shard_size=6000)
+    for each in (out, tmp_path / "reference"):
+        penstock.pack(folder, each, shard_size=7000, restart=True)
+    assert held(out, server) == contents(tmp_path / "reference")
+    equal(penstock.Shards(out, cache_folder=tmp_path / "cache"), folder)
 
 
-@pytest.mark.parametrize("options", [{}, {"decoded": True}])
-def test_a_full_disk(folder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
-    real, written, out = os.write, [0], tmp_path / "out"
+def test_a_full_disk_is_said_with_what_is_missing(folder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """tests/faults/test_03_full_disk.py looks at what is left then."""
+    real, written = os.write, [0]
 
     def full(descriptor: int, data: Any) -> int:
         written[0] += len(data)
@@ -239,29 +271,38 @@ def test_a_full_disk(folder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
-        with pytest.raises(penstock.OutOfSpace, match=r"is full: .* are free") as caught:
-            penstock.pack(folder, out, shard_size=6000, workers=1, **options)
-    assert caught.value.missing > 0 and caught.value.errno == errno.ENOSPC
-    assert not list(out.rglob("*.partial"))
-    penstock.pack(folder, out, shard_size=6000, **options)
-    equal(penstock.Shards(out), folder, pixels=True)
+        with pytest.raises(penstock.OutOfSpace, match=r"by the samples so far about .* are free") as caught:
+            penstock.pack(folder, tmp_path / "out", shard_size=6000, workers=1, decoded=True)
+    assert caught.value.missing > 0
     monkeypatch.setattr("penstock.packing.pack.free_bytes", lambda _: 1000)
     with pytest.raises(penstock.OutOfSpace, match=r"is full: .* are free"):
         penstock.pack(folder, tmp_path / "other")
     assert not list((tmp_path / "other").glob("*"))
 
 
-def test_folders_that_hold_something_else(folder: Any, tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "data-000000.tar").write_bytes(b"mine")
+def test_a_folder_that_holds_something_else(folder: Any, tmp_path: Path) -> None:
+    (tmp_path / "data-000000.tar").write_bytes(b"mine")
+    before = contents(tmp_path)
     with pytest.raises(penstock.InvalidOption, match="which Penstock did not write"):
-        penstock.pack(folder, tmp_path / "mine", restart=True)
-    assert contents(tmp_path / "mine") == {"data-000000.tar": b"mine"}
-    penstock.pack(folder, tmp_path / "out", split="train")
-    penstock.pack(Subset(folder, [1, 2]), tmp_path / "out", split="val")
+        penstock.pack(folder, tmp_path, restart=True)
+    assert contents(tmp_path) == before
+
+
+def test_several_splits_and_a_shard_that_is_gone(out: Any, folder: Any, server: S3, tmp_path: Path) -> None:
+    assert penstock.pack(folder, out, split="train", shard_size=6000).shards > 2
+    penstock.pack(Subset(folder, [1, 2]), out, split="val")
     with pytest.raises(penstock.InvalidOption, match="holds the split 'val' already"):
-        penstock.pack(folder, tmp_path / "out", split="val")
-    assert [len(penstock.Shards(tmp_path / "out", split)) for split in ("train", "val")] == [26, 2]
+        penstock.pack(folder, out, split="val")
+    cache = tmp_path / "cache"
+    assert [len(penstock.Shards(out, split, cache_folder=cache)) for split in ("train", "val")] == [26, 2]
+    if isinstance(out, Path):
+        (out / "train-000001.tar").unlink()
+    else:
+        with pytest.raises(penstock.InvalidOption, match=r"s3://packed holds .* which Penstock did not write"):
+            penstock.pack(folder, server.url, restart=True)
+        server.client().delete_object(Bucket="packed", Key=f"{out.rpartition('/')[2]}/train-000001.tar")
+    with pytest.raises(penstock.CorruptShards, match=f"{out}/train-000001.tar is missing"):
+        penstock.pack(folder, out, split="train", shard_size=6000)
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch.utils.data import Subset, TensorDataset
 
 import penstock
 from penstock.cli import main
 from tests.data import write_photos
-from tests.packing.packed import contents, interrupt_packing, plain
+from tests.packing.packed import contents
 from tests.python_processes import Program
 from tests.s3_server import S3, serve
-from tests.same import assert_same
 
 
 @pytest.fixture(scope="module")
@@ -36,47 +33,9 @@ def s3(server: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
     server.refuse = lambda method, path: None
 
 
-def assert_packed(s3: S3, name: str, dataset: Any, out: Path, **options: Any) -> Any:
-    """Pack to a store, assert that it holds what packing to a folder gives, and return what is told."""
-    made = penstock.pack(dataset, f"{s3.url}/{name}", **options)
-    penstock.pack(dataset, out, **options)
-    assert s3.objects(name.rstrip("/")) == contents(out)
-    return made
-
-
 @pytest.fixture
 def photos(tmp_path: Path) -> penstock.ImageFolder:
     return penstock.ImageFolder(write_photos(tmp_path / "photos"))
-
-
-@pytest.mark.parametrize("options", [{}, {"max_side": 40}, {"decoded": True}])
-def test_the_bytes_are_those_of_a_folder(
-    s3: S3, photos: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
-) -> None:
-    monkeypatch.setattr("penstock.packing.places._PART", 5000)  # shards are sent in parts
-    name = f"same{len(options)}{'decoded' in options}"
-    made = assert_packed(s3, f"{name}/", photos, tmp_path / "out", shard_size=9000, **options)
-    assert (made.out, made.kept, made.shards > 2) == (f"{s3.url}/{name}", 0, True)
-    again = penstock.pack(photos, f"{s3.url}/{name}", shard_size=9000, **options)
-    assert again.kept == again.shards
-    over = penstock.Shards(f"{s3.url}/{name}", cache_folder=tmp_path / "cache")
-    ours, theirs = (list(penstock.DataLoader(one, None)) for one in (over, penstock.Shards(tmp_path / "out")))
-    assert len(over) == len(ours)
-    assert_same([plain(one) for one in ours], [plain(one) for one in theirs])
-
-
-def test_stopped_and_run_again_on_another_machine(s3: S3, photos: Any, tmp_path: Path) -> None:
-    url = f"{s3.url}/again"
-    interrupt_packing(photos, url)
-    held = s3.objects("again")
-    finished = [name for name in held if name.endswith(".tar")]
-    assert finished and "dataset.json" not in held
-    with pytest.raises(penstock.InvalidOption, match=r"s3://packed/again holds an unfinished packing .*shard_size"):
-        penstock.pack(photos, url, shard_size=7000)
-    s3.requests.clear()
-    made = assert_packed(s3, "again", photos, tmp_path / "out", shard_size=6000, workers=2)
-    assert made.kept == len(finished)
-    assert not [name for method, name in s3.requests if method in ("PUT", "POST") and name in finished]
 
 
 _KILLED = """
@@ -103,24 +62,6 @@ def test_killed_in_the_middle(s3: S3, photos: Any, tmp_path: Path) -> None:
     assert s3.objects("killed") == reference
 
 
-def test_a_source_that_changed_and_a_new_beginning(s3: S3, photos: Any, tmp_path: Path) -> None:
-    interrupt_packing(photos, f"{s3.url}/changed")
-    os.utime(tmp_path / "photos" / "dog" / "1.jpg", (1, 1))
-    with pytest.raises(penstock.DatasetChanged, match="names, labels, sizes or times"):
-        penstock.pack(photos, f"{s3.url}/changed", shard_size=6000)
-    assert_packed(s3, "changed", photos, tmp_path / "out", shard_size=7000, restart=True)
-
-
-def test_several_splits_and_objects_of_others(s3: S3, photos: Any) -> None:
-    url = f"{s3.url}/splits"
-    penstock.pack(photos, url, split="train")
-    penstock.pack(Subset(photos, [1, 2]), url, split="val")
-    with pytest.raises(penstock.InvalidOption, match="holds the split 'val' already"):
-        penstock.pack(photos, url, split="val")
-    with pytest.raises(penstock.InvalidOption, match=r"s3://packed holds .* which Penstock did not write"):
-        penstock.pack(photos, s3.url, restart=True)
-
-
 def test_another_process_that_begins_at_the_same_time(s3: S3, photos: Any) -> None:
     def race(method: str, path: str) -> None:
         if method == "PUT" and not came:  # the other one's plan comes just before
@@ -131,14 +72,6 @@ def test_another_process_that_begins_at_the_same_time(s3: S3, photos: Any) -> No
     s3.refuse = race
     with pytest.raises(penstock.InvalidOption, match="another process packs into s3://packed/race"):
         penstock.pack(photos, f"{s3.url}/race")
-
-
-def test_a_shard_that_is_gone(s3: S3, photos: Any) -> None:
-    url = f"{s3.url}/gone"
-    assert penstock.pack(photos, url, shard_size=6000).shards > 2
-    s3.client().delete_object(Bucket="packed", Key="gone/data-000001.tar")
-    with pytest.raises(penstock.CorruptShards, match=r"s3://packed/gone/data-000001.tar is missing"):
-        penstock.pack(photos, url, shard_size=6000)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +100,7 @@ def test_a_store_that_refuses(
         penstock.pack(photos, f"{s3.url}/{name}", shard_size=6000, workers=1)
     s3.refuse = lambda method, path: None
     assert "dataset.json" not in s3.objects(name)
-    assert assert_packed(s3, name, photos, tmp_path / "out", shard_size=6000).kept == 2
+    assert penstock.pack(photos, f"{s3.url}/{name}", shard_size=6000).kept == 2
 
 
 def test_an_upload_that_is_interrupted(s3: S3, photos: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,8 +141,3 @@ def test_no_space_for_temporary_files(s3: S3, photos: Any, monkeypatch: pytest.M
 def test_the_command(s3: S3, photos: Any, tmp_path: Path) -> None:
     assert main(["pack", str(tmp_path / "photos"), f"{s3.url}/command"]) == 0
     assert len(penstock.Shards(f"{s3.url}/command", cache_folder=tmp_path / "cache")) == 26
-
-
-def test_rows_in_memory(s3: S3, tmp_path: Path) -> None:
-    rows = TensorDataset(torch.arange(60.0).reshape(10, 6), torch.arange(10))
-    assert_packed(s3, "rows-in-memory", rows, tmp_path / "out", shard_size=2000)

@@ -205,30 +205,6 @@ def test_a_forked_child_cannot_write_and_holds_no_lock(tmp_path: Path) -> None:
     assert written(path) == lines_of([*GIVEN[:2], *GIVEN[:5]])
 
 
-def test_a_write_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk takes half a line, which is cut off again."""
-    real, takes = os.write, [10]
-
-    def full(descriptor: int, data: bytes) -> int:
-        if not takes:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return real(descriptor, data[: takes.pop()])
-
-    path = tmp_path / "a"
-    batches = iter(loader(path))
-    next(batches)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "write", full)
-        with pytest.raises(OSError, match=r"No space left on device"):
-            next(batches)
-    assert written(path) == lines_of(GIVEN[:1])
-    list(batches)
-    del batches
-    gc.collect()
-    list(loader(path))
-    assert written(path)[-5:] == lines_of(GIVEN[:5])
-
-
 @pytest.mark.parametrize("zeros", [0, 4096])
 def test_torn_at_every_byte(zeros: int, tmp_path: Path) -> None:
     """Whatever part of the file there is, the next run goes on with it, and the end is as if nothing had been.
@@ -298,39 +274,6 @@ def test_killed_while_writing(tmp_path: Path) -> None:
         for line in lines[-steps:-1]:
             step = int(line.split()[1])
             assert line == f"0 {step} 1 {hash_of([str(step)])}"
-
-
-def parted(one: list[Step], two: list[Step]) -> tuple[int | None, int]:
-    """Return which of two ends where they are equal (None: neither, or both), and how many steps are."""
-    both = enumerate(zip(one, two, strict=False))
-    equal = next((number for number, (a, b) in both if a != b), min(len(one), len(two)))
-    ends = equal == len(one), equal == len(two)
-    return ends.index(True) if sum(ends) == 1 else None, equal
-
-
-PLACES = st.sets(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=9).map(lambda places: {(0, 0), *places})
-CHANGES = st.sets(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=2)
-
-
-@given(PLACES, PLACES, CHANGES, st.booleans())
-@settings(deadline=None, max_examples=100)
-def test_compare(places: set[Any], others: set[Any], changed: set[Any], same: bool) -> None:
-    one = steps(*sorted(places))
-    other = one if same else steps(*sorted(others))
-    two = [(epoch, step, ("other",) if (epoch, step) in changed else data) for epoch, step, data in other]
-    ended, equal = parted(one, two)
-    with tempfile.TemporaryDirectory() as folder:
-        paths = write(Path(folder, "one"), one), write(Path(folder, "two"), two)
-        diverged = ended is None and not (equal == len(one) == len(two))
-        first = command("ledger", "diff", *paths, code=int(diverged)).splitlines()[0]
-    counted = f"{equal} step{'s' * (equal != 1)}"
-    if diverged:
-        epoch, step = min(line[equal][:2] for line in (one, two) if equal < len(line))
-        assert first == f"diverged at epoch {epoch} step {step}, after {counted} in which they are equal"
-    elif ended is None:
-        assert first.startswith(f"equal: {counted}")
-    else:
-        assert first.startswith(f"equal up to the end of {paths[ended]}: {counted}; {paths[1 - ended]} continues")
 
 
 def test_compare_looks_at_what_is_left_of_a_resumed_run(tmp_path: Path) -> None:
@@ -439,16 +382,13 @@ def test_show_little(tmp_path: Path, capsys: Captured) -> None:
     ("arguments", "words"),
     [
         ("", "required: ACTION"),
-        ("sort", "argument ACTION: 'sort' is not one of diff, seen, show"),
         ("diff", "required: A, B"),
         ("diff A", "required: B"),
-        ("diff A A A", "'{folder}/A' is one argument too many"),
         ("diff A none", "{folder}/none: No such file or directory"),
         ("diff A text", "'{folder}/text' is not a ledger: it begins with b'text'"),
         ("diff A other", "cannot be compared: rank is 0 and 5"),
         ("diff '' A", ": No such file or directory"),
         ("show", "required: FILE"),
-        ("show A --epo 1", "there is no option --epo; do you mean '--epoch'?"),
         ("show A --epoch x", "argument --epoch: 'x' is not a whole number of 0 or more"),
         ("show A --epoch 2", "contains no step of epoch 2; it contains epochs 0 to 1"),
         ("show A --epoch -1", "argument --epoch: '-1' is not a whole number of 0 or more"),
@@ -468,12 +408,6 @@ def test_wrong_arguments(arguments: str, words: str, tmp_path: Path, capsys: Cap
     code, lines, err = run(capsys, *given)
     assert (code, lines, err.count("\n")) == (2, [], 1)
     assert err.startswith("penstock") and words.format(folder=tmp_path) in err
-
-
-@pytest.mark.parametrize(("action", "words"), [([], "diverged"), (["diff"], "Exit code 0"), (["show"], "--epoch")])
-def test_help(action: list[str], words: str, capsys: Captured) -> None:
-    code, lines, err = run(capsys, *action, "--help")
-    assert (code, err) == (0, "") and words in "\n".join(lines)
 
 
 def test_a_loader_that_is_gone_holds_neither_its_ledger_nor_its_dataset(tmp_path: Path) -> None:

@@ -99,13 +99,6 @@ def test_the_manifest_has_each_once_and_a_later_run_skips_them(folder: Path, man
     assert len(lines(manifest)) == 4
 
 
-def test_more_than_the_share_aborts_with_the_list(folder: Path, manifest: Path) -> None:
-    with pytest.raises(penstock.TooManyBadSamples, match=r"(?s)05.*max_share"):
-        list(replacing(tensors(folder), 8, on_error=penstock.Replace(0.05, manifest)))
-    with pytest.raises(penstock.TooManyBadSamples):  # by default one in a thousand
-        list(replacing(tensors(folder), 8, on_error="replace"))
-
-
 @options(*METHODS[:3])
 def test_a_stand_in_is_one_that_the_sampler_could_have_drawn(options: dict[str, Any]) -> None:
     def given(dataset: Any, size: int = 5, **order: Any) -> list[Any]:
@@ -161,6 +154,15 @@ def test_too_many_stays_too_many(options: dict[str, Any], manifest: Path) -> Non
         with pytest.raises(penstock.TooManyBadSamples):
             next(iter(again))
     assert len(lines(manifest)) == 5
+
+
+@options("threads, persistent", "processes, persistent")
+def test_a_sample_that_several_workers_find_counts_once(options: dict[str, Any], manifest: Path) -> None:
+    on_error = penstock.Replace(0.03, manifest)
+    loader = replacing(numbers(3), shuffle=True, seed=1, **{**options, "on_error": on_error})
+    for _ in range(5):  # another worker reads it in another epoch
+        list(loader)
+    assert [line["id"] for line in lines(manifest)] == ["3"]
 
 
 def test_memory_that_runs_out_is_no_bad_sample() -> None:

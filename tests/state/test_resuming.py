@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import pickle
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ from torch.utils.data import (
 
 import penstock
 from tests.commands import command
-from tests.data import Made, rows
-from tests.values import flat, listed, loaded, resumed, stopped, stored
+from tests.data import Made, Stream, rows
+from tests.values import flat, listed, loaded, resumed, stopped, stored, taken
 
 SIZE = 24
 
@@ -143,6 +144,8 @@ def test_in_order_native_passes_keep_their_small_states() -> None:
 class Rewinding(IterableDataset[Any]):
     """Its own iterator; iter() begins anew, and load_state_dict() needs what iter() sets."""
 
+    read = 0
+
     def __iter__(self) -> Any:
         info = torch.utils.data.get_worker_info()
         self.at = {"next": 0 if info is None else info.id}
@@ -153,10 +156,11 @@ class Rewinding(IterableDataset[Any]):
         if self.at["next"] >= SIZE:
             raise StopIteration
         self.at["next"] += self.step
+        self.read += 1
         return self.at["next"] - self.step
 
     def state_dict(self) -> dict[str, Any]:
-        return self.at
+        return self.at  # changes as it goes on: what is kept must be a copy
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.at["next"] = state["next"]
@@ -201,23 +205,85 @@ def test_a_state_dict_with_arguments_is_not_called(workers: int) -> None:
 
 def stop_and_go(make: Any, stop: int) -> tuple[list[Any], list[Any], Any]:
     """Return what is left of a pass behind `stop` batches, what a new loader gives that goes on there, and that one."""
-    _, state, batches = stopped(make(), stop)
+    begun = make()
+    _, state, batches = stopped(begun, stop)
     again = loaded(make(), state)
-    return listed(batches), listed(again), again
+    assert stored(again.state_dict()) == state
+    rest = listed(batches)
+    if isinstance(begun.dataset, IterableDataset):
+        assert listed(loaded(begun, state)) == rest, "the same loader, with whatever workers it has"
+    return rest, listed(again), again
 
 
-@pytest.mark.parametrize("stop", [0, 1, 4])
+@pytest.mark.filterwarnings("ignore:This DataLoader will create [34] worker processes")
 @pytest.mark.parametrize("made", [Rewinding, Parts, Counting])
 @pytest.mark.parametrize(
     ("workers", "options"),
-    [(0, {}), (0, {"device": penstock.Feed("cpu")}), (2, {}), (2, {"persistent_workers": True})],
-    ids=["0", "fed", "2", "persistent"],
+    [
+        *((workers, {}) for workers in (0, 1, 2, 3)),
+        *product((0, 2), ({"drop_last": True}, {"batch_size": None}, {"device": penstock.Feed("cpu")})),
+        *product((0, 1, 2), ({"worker_method": "process", "persistent_workers": True},)),
+    ],
+    ids=lambda value: str(value) if isinstance(value, int) else " ".join(value) or "plain",
 )
-def test_a_dataset_goes_on_where_it_says(workers: int, options: dict[str, Any], made: Any, stop: int) -> None:
-    rest, again, loader = stop_and_go(lambda: penstock.DataLoader(made(), 3, num_workers=workers, **options), stop)
-    assert again == rest
-    if made is not Counting:
-        assert sorted(number for batch in listed(loader) for number in batch) == list(range(SIZE)), "the next epoch"
+def test_a_dataset_goes_on_where_it_says(workers: int, options: dict[str, Any], made: Any) -> None:
+    def make(count: int = workers) -> Any:
+        own = {name: value for name, value in options.items() if count or name != "persistent_workers"}
+        return penstock.DataLoader(made(), **{"batch_size": 5, "num_workers": count, **own})
+
+    steps = len(listed(make()))
+    for stop in sorted({0, 1, min(4, steps), steps}):
+        rest, again, loader = stop_and_go(make, stop)
+        assert again == rest and len(rest) == steps - stop
+        if made is Rewinding and not workers and not options:
+            assert loader.dataset.read == SIZE - 5 * stop or stop == steps, "nothing is read again"
+        if made is not Counting:
+            assert len(listed(loader)) == steps, "the next epoch begins at the start"
+    if made is Rewinding and workers == 2:
+        _, state, _ = stopped(make(), 1)
+        with refused("2 workers have read.*num_workers=3"):
+            make(3).load_state_dict(state)
+
+
+def test_states_of_streams_that_are_none() -> None:
+    begun: Any = penstock.DataLoader(Rewinding(), 3, num_workers=0)
+    _, state, _ = stopped(begun, 1)
+    for wrong in (5, {}, {"states": [None]}, {"states": [None], "next": 1}, {"states": 3, "next": 0}):
+        with refused("'dataset' is not what"):
+            begun.load_state_dict({**state, "dataset": (wrong,)})
+
+
+class Halting(Rewinding):
+    """Fails once, and goes on."""
+
+    def __next__(self) -> int:
+        number = super().__next__()
+        if number == 4:
+            raise ValueError("the fifth")
+        return number
+
+
+@pytest.mark.parametrize("feed", [None, penstock.Feed("cpu")], ids=["host", "fed"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stream_goes_on_behind_its_error(workers: int, feed: Any) -> None:
+    begun, again = (penstock.DataLoader(Halting(), None, num_workers=workers, device=feed) for _ in range(2))
+    batches: Any = iter(begun)
+    assert flat(taken(batches, 4)) == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match="the fifth"):
+        next(batches)
+    assert flat(taken(batches, 3)) == [5, 6, 7]
+    assert flat(loaded(again, stored(begun.state_dict()))) == list(range(8, SIZE))
+
+
+@pytest.mark.filterwarnings("ignore:each of the 2 worker processes goes through all:UserWarning")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_other_iterable_datasets_are_gone_through_again(workers: int) -> None:
+    begun, again = (penstock.DataLoader(Stream(20, shared=False), 3, num_workers=workers) for _ in range(2))
+    _, state, batches = stopped(begun, 3)
+    assert not any(state["dataset"][0]["states"]), "nobody says where it is"
+    with pytest.warns(UserWarning, match="Stream has no state_dict.* 3 batches will be read and dropped"):
+        again.load_state_dict(state)
+    assert listed(again) == listed(batches)
 
 
 @pytest.mark.parametrize("made", [Rewinding, Parts])

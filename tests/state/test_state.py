@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
 from functools import partial
-from itertools import chain, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader as TorchDataLoader, DistributedSampler, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader as TorchDataLoader, DistributedSampler, Subset, TensorDataset
 
 import penstock
 from penstock.cli import main
-from tests.carriers_under_test import Executor, executors
 from tests.data import Drawing, Made, Stream
 from tests.same import assert_same
-from tests.values import flat, listed, loaded, resumed, stopped, stored, taken
+from tests.values import flat, loaded, resumed, stopped
 
 SIZE = 101
 NATIVE = TensorDataset(torch.arange(SIZE), torch.arange(float(SIZE)).view(SIZE, 1).expand(SIZE, 3).contiguous())
@@ -60,24 +58,6 @@ def test_auto_asks_the_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "rank 4 of 5 gets its part" in loader(shard="auto").explain()
 
 
-@pytest.mark.filterwarnings("ignore:seed= does not reach the draws of the dataset")
-@executors("native, caller", "native, 2", "caller", "processes, 2", "threads, 2")
-@pytest.mark.parametrize("world", [2, 3])
-def test_the_order_does_not_depend_on_the_ranks(executor: Executor, world: int) -> None:
-    dataset, options = NATIVE if executor.native else Drawing(SIZE), executor.options
-    whole = flat(loader(dataset, **options))
-    ranks = [loader(dataset, shard=(rank, world), **options) for rank in range(world)]
-    shares = [list(rank) for rank in ranks]
-    assert len({*map(len, ranks), *map(len, shares)}) == 1
-    together = flat(chain(*zip(*shares, strict=True)))
-    assert together[:SIZE] == whole or sorted(set(together)) == sorted(whole)
-    full = SIZE // (4 * world) * 4 * world
-    assert together[:full] == whole[:full]
-    given = [flat(share) for share in shares]  # with padding, which only the last batch has
-    unpadded = [share[: len(share) - rank.padded] for share, rank in zip(given, ranks, strict=True)]
-    assert sorted(chain(*unpadded)) == sorted(whole)
-
-
 def test_explain_says_the_share() -> None:
     assert "rank 1 of 3 gets its part of each global batch" in loader(shard=(1, 3)).explain()
     assert "rank" not in loader(shard=(0, 1)).explain()
@@ -104,18 +84,6 @@ def test_a_distributed_sampler_is_respected_and_not_doubled() -> None:
 def test_shares_that_make_no_sense_or_cannot_be_cut(make: Any) -> None:
     with refused("shard="):
         make()
-
-
-def test_a_state_at_the_end_of_an_epoch() -> None:
-    begun = loader()
-    _, at_end, batches = stopped(begun, len(begun))
-    assert (at_end["epoch"], at_end["position"]) == (0, SIZE)
-    with pytest.raises(StopIteration):
-        next(batches)
-    assert (begun.state_dict()["epoch"], begun.state_dict()["position"]) == (1, 0)
-    again = loaded(loader(), at_end)
-    assert list(again) == []  # the loop over epoch 0 finds nothing left
-    assert_same(list(again), list(begun))
 
 
 def test_a_samplers_batches_are_skipped_without_being_read() -> None:
@@ -153,6 +121,7 @@ def test_states_that_are_none(state: Any) -> None:
         ({}, {"seed": 8}, "seed=7 cannot continue with seed=8"),
         ({}, {"shuffle": False}, "an epoch shuffled cannot continue in sequence"),
         ({"shuffle": None, "sampler": [1, 2, 3]}, {}, "by a sampler cannot continue shuffled"),
+        ({}, {"shuffle": None, "sampler": penstock.Weighted([1.0] * SIZE)}, "shuffled cannot continue Weighted"),
     ],
 )
 def test_a_state_of_another_seed_or_order(before: Any, after: Any, words: str) -> None:
@@ -160,137 +129,6 @@ def test_a_state_of_another_seed_or_order(before: Any, after: Any, words: str) -
         loader(**after).load_state_dict(loader(**before).state_dict())
     with refused("position 102 of an epoch of 101 samples"):
         loader().load_state_dict({**loader().state_dict(), "position": SIZE + 1})
-
-
-@pytest.mark.parametrize("method", [None, "process"])
-def test_torchs_own_pass_is_counted_and_cut(method: Any) -> None:
-    """Without a seed and workers torch's code reads, natively composed or not."""
-    numbers: Any = list(range(SIZE))
-    options: dict[str, Any] = {"num_workers": 0, "worker_method": method}
-    _, state, batches = stopped(penstock.DataLoader(numbers, 4, **options), 2)
-    assert_same(list(loaded(penstock.DataLoader(numbers, 4, **options), state)), list(batches))
-    ranks: list[Any] = [penstock.DataLoader(numbers, 4, shard=(rank, 2), **options) for rank in (0, 1)]
-    assert [next(iter(rank)).tolist() for rank in ranks] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-
-
-class Keeper(IterableDataset[Any]):
-    """An iterable dataset that says where it is; each worker reads its own part."""
-
-    def __init__(self, size: int = 20) -> None:
-        self.size = size
-        self.at = 0
-        self.read: list[int] = []
-
-    def __iter__(self) -> Iterator[int]:
-        info = torch.utils.data.get_worker_info()
-        assert info is None or info.dataset is self
-        mine = range(self.size)[0 if info is None else info.id :: 1 if info is None else info.num_workers]
-        while self.at < len(mine):
-            self.at += 1
-            self.read.append(mine[self.at - 1])
-            yield mine[self.at - 1]
-        self.at = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.__dict__  # changes as it goes on: what is kept must be a copy
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.at, self.read = state["at"], []
-
-
-@pytest.mark.filterwarnings("ignore:This DataLoader will create [34] worker processes")
-@pytest.mark.parametrize(
-    ("workers", "options"),
-    [
-        *((workers, {}) for workers in (0, 1, 2, 3)),
-        *product((0, 2), ({"drop_last": True}, {"batch_size": None}, {"worker_method": "process"})),
-        *product((0, 2), ({"device": penstock.Feed("cpu")},)),
-        *product((1, 3), ({"persistent_workers": True},)),
-    ],
-    ids=lambda value: str(value) if isinstance(value, int) else next(iter(value), "plain"),
-)
-def test_iterable_datasets_with_a_state_go_on_by_it(workers: int, options: Any) -> None:
-    def make(count: int = workers) -> Any:
-        return penstock.DataLoader(Keeper(), **{"batch_size": 3, "num_workers": count, **options})
-
-    whole = listed(make())
-    for stop in (0, 1, 4, len(whole)):
-        begun, again = make(), make()
-        resumed(begun, again, stop)
-        state = stored(again.state_dict())
-        assert listed(again) == whole[stop:]
-        if workers == 0 and stop == 4 and not options:
-            assert again.dataset.read[:1] == [12], "nothing is read again"
-        assert listed(again) == whole, "the next epoch begins at the start"
-        assert listed(loaded(begun, state)) == whole[stop:], "the same loader, with whatever workers it has"
-    if workers > 1:
-        with refused(f"{workers} workers have read.*num_workers={workers + 1}"):
-            make(workers + 1).load_state_dict(state)
-
-
-def test_states_of_streams_that_are_none() -> None:
-    begun: Any = penstock.DataLoader(Keeper(), 3, num_workers=0)
-    _, state, _ = stopped(begun, 1)
-    for wrong in (5, {}, {"states": [None]}, {"states": [None], "next": 1}, {"states": 3, "next": 0}):
-        with refused("'dataset' is not what"):
-            begun.load_state_dict({**state, "dataset": (wrong,)})
-
-
-class Halting(Keeper):
-    """Fails once, and goes on."""
-
-    def __iter__(self) -> Any:
-        return self
-
-    def __next__(self) -> int:
-        self.at += 1
-        if self.at == 5:
-            raise ValueError("the fifth")
-        if self.at > 12:
-            raise StopIteration
-        return self.at
-
-
-@pytest.mark.parametrize("feed", [None, penstock.Feed("cpu")], ids=["host", "fed"])
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_stream_goes_on_behind_its_error(workers: int, feed: Any) -> None:
-    begun, again = (penstock.DataLoader(Halting(), None, num_workers=workers, device=feed) for _ in range(2))
-    batches: Any = iter(begun)
-    assert flat(taken(batches, 4)) == [1, 2, 3, 4]
-    with pytest.raises(ValueError, match="the fifth"):
-        next(batches)
-    assert flat(taken(batches, 3)) == [6, 7, 8]
-    assert flat(loaded(again, stored(begun.state_dict()))) == [9, 10, 11, 12]
-
-
-@pytest.mark.filterwarnings("ignore:each of the 2 worker processes goes through all:UserWarning")
-@pytest.mark.parametrize("workers", [0, 2])
-def test_other_iterable_datasets_are_gone_through_again(workers: int) -> None:
-    begun, again = (penstock.DataLoader(Stream(20, shared=False), 3, num_workers=workers) for _ in range(2))
-    _, state, batches = stopped(begun, 3)
-    assert not any(state["dataset"][0]["states"]), "nobody says where it is"
-    with pytest.warns(UserWarning, match="Stream has no state_dict.* 3 batches will be read and dropped"):
-        again.load_state_dict(state)
-    assert listed(again) == listed(batches)
-
-
-def test_the_ledger_says_where_two_runs_parted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def made(name: str, **options: Any) -> Any:
-        return loader(ledger=tmp_path / name, **options)
-
-    def diff(name: str) -> int:
-        return main(["ledger", "diff", str(tmp_path / "whole"), str(tmp_path / name)])
-
-    for one in (made("whole", num_workers=0), made("workers", num_workers=2)):
-        list(one), list(one)
-    assert diff("workers") == 0
-    _, again = resumed(made("killed"), made("killed"), 5)
-    list(again), list(again)
-    assert diff("killed") == 0
-    list(made("other seed", seed=8))
-    capsys.readouterr()
-    assert diff("other seed") == 1
-    assert "epoch 0 step 0" in capsys.readouterr().out
 
 
 def test_a_ledger_a_rank(tmp_path: Path) -> None:
@@ -324,29 +162,9 @@ def test_every_rank_goes_on_with_the_state_of_one_and_its_own_ledger(tmp_path: P
         assert main(["ledger", "diff", str(tmp_path / f"whole-{rank}"), str(tmp_path / f"killed-{rank}")]) == 0
 
 
-def drawn(**options: Any) -> Any:
-    return loader(sampler=penstock.Weighted(torch.arange(1.0, SIZE + 1), 60), shuffle=None, **options)
-
-
 def mixed(dataset: Any = NATIVE, **options: Any) -> Any:
     parts: Any = {"a": (Subset(dataset, range(30)), 3), "b": (Subset(dataset, range(30, SIZE)), 1)}
     return loader(penstock.Mix(parts, length=80), **options)
-
-
-@pytest.mark.parametrize("make", [drawn, mixed])
-def test_keyed_draws_do_not_depend_on_ranks_or_stops(make: Any) -> None:
-    plain = make(num_workers=2)
-    assert "plan     2 native threads" in plain.explain()
-    epochs = [list(plain) for _ in range(2)]
-    assert len(plain) == len(epochs[0]) == {drawn: 15, mixed: 20}[make]
-    whole = flat(epochs[1])
-    begun, *ranks = make(), make(shard=(0, 2)), make(shard=(1, 2))
-    for one in (begun, *ranks):
-        one.set_epoch(1)
-    assert flat(chain(*zip(*ranks, strict=True)))[: len(whole)] == whole
-    _, again = resumed(begun, make(num_workers=1), 6)
-    assert_same(list(again), epochs[1][6:])
-    assert_same(again.batch_at(1, 3), epochs[1][3])
 
 
 def test_a_mix_keeps_its_proportions_in_every_window() -> None:

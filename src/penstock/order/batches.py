@@ -42,7 +42,6 @@ from penstock.order.schedule import (
     Share,
     Steps,
     indices_of,
-    positions_of,
     share_of,
     step_of,
 )
@@ -148,7 +147,7 @@ class BatchOrder:
             share = Share(rank, share.world)
         order = cache(self.order(seed, checked_epoch(epoch), {}))
         part = self.schedule(left, share, order).part(step_of(left.early, step))
-        return indices_of(order(), part), positions_of(part)
+        return indices_of(order(), part), part.positions
 
     # --- whose order it is ------------------------------------------------------------------------------------------
 

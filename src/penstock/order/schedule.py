@@ -58,10 +58,8 @@ def share_of(shard: Shard) -> Share | None:
 class Part:
     """A rank's part of one global batch."""
 
-    begin: int
-    """The first position of the part."""
-    count: int
-    """The number of samples in the part, padding included."""
+    positions: range
+    """Of its samples. Padding stands behind the end of the epoch, where nothing else does."""
     padding: int
     """How many samples at the end of the part repeat others of the global batch, so that all ranks have as many."""
     turn: int
@@ -121,10 +119,11 @@ class Schedule(NamedTuple):
         start = self.start + step * self.step_size
         left = self.size - start
         if left >= self.step_size:
-            return Part(start + rank * self.batch_size, self.batch_size, 0, self.step_size, start)
+            begin = start + rank * self.batch_size
+            return Part(range(begin, begin + self.batch_size), 0, self.step_size, start)
         count = -(-left // world)
-        real = min(count, max(0, left - rank * count))
-        return Part(start + rank * count, count, count - real, left, start)
+        begin, real = start + rank * count, min(count, max(0, left - rank * count))
+        return Part(range(begin, begin + count), count - real, left, start)
 
 
 @dataclass(frozen=True)
@@ -189,10 +188,11 @@ class BucketSchedule:
         begin = int(self._ends[batch - 1]) if batch else 0
         count = int(self._ends[batch]) - begin
         if not padding:
-            return Part(begin, count, 0, count, begin)
+            return Part(range(begin, begin + count), 0, count, begin)
         # Behind the end of the epoch, as far as its turn of the batch: its samples come in their order.
         beyond = self.size + self.share.rank * int(self._ends[-1])
-        return Part(beyond + (begin - beyond) % count, count, count, count, begin)
+        beyond += (begin - beyond) % count
+        return Part(range(beyond, beyond + count), count, count, begin)
 
 
 Steps = Schedule | BucketSchedule
@@ -201,14 +201,9 @@ Steps = Schedule | BucketSchedule
 
 def indices_of(order: Order, part: Part) -> Indices:
     if not part.padding:
-        return order.take(part.begin, part.count)
-    places = np.arange(part.begin - part.start, part.begin - part.start + part.count)
-    return order.take(part.start, part.turn)[places % part.turn]
-
-
-def positions_of(part: Part) -> range:
-    """Return the positions of a part. Padding stands behind the end of the epoch, where nothing else does."""
-    return range(part.begin, part.begin + part.count)
+        return order.take(part.positions.start, len(part.positions))
+    places: Indices = (np.array(part.positions) - part.start) % part.turn
+    return order.take(part.start, part.turn)[places]
 
 
 def cut_to_lists(order: Callable[[], Order], schedule: Steps) -> Iterator[list[int]]:
@@ -229,7 +224,7 @@ def cut(order: Callable[[], Order], schedule: Steps) -> Iterator[tuple[Indices, 
         yield positions.take(begin, size), range(begin, begin + size)
     for step in range(len(full), schedule.steps):  # the last one, or each, has its own size
         part = schedule.part(step)
-        yield indices_of(positions, part), positions_of(part)
+        yield indices_of(positions, part), part.positions
 
 
 # --- what is left of an epoch, without what was handed out early (in_order=False) -------------------------------------

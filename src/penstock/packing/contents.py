@@ -48,7 +48,7 @@ class Leaf:
     label: str | None = None
     """int, float, text or tensor."""
     classes: tuple[str, ...] | None = None
-    fields: tuple[str, ...] = ("0",)
+    fields: int = 1
     pair: bool = True
     safe: bool = True
     """Whether threads may read several samples at once."""
@@ -268,8 +268,7 @@ def _rows(dataset: Any) -> Leaf:
         return tuple(tensor_bytes(tensor[index], f".{number}") for number, tensor in enumerate(held))
 
     size = sum(128 + one.element_size() * one[0].numel() for one in held)
-    names = tuple(map(str, range(fields)))
-    return Leaf("tensors", len(dataset), _number, read, lambda _: (size, 0), labels, label, fields=names)
+    return Leaf("tensors", len(dataset), _number, read, lambda _: (size, 0), labels, label, fields=fields)
 
 
 _LABELS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.float32, torch.float64, torch.float16)

@@ -47,20 +47,18 @@ class Encoding:
         return self.max_side is not None or self.decoded
 
     def encoded(self, contents: Contents, index: int) -> Encoded:
-        """Return the files of a sample as they are packed. Raises SampleError."""
-        files = contents.read(index)
-        return self(files, os.fsdecode(contents.ids[index])) if self.changes else files
-
-    def __call__(self, files: Encoded, name: str) -> Encoded:
-        """Return what is packed of an image. Raises CorruptSample for one that cannot be decoded."""
+        """Return the files of a sample as they are packed. Raises SampleError: CorruptSample for an undecodable one."""
+        files, name = contents.read(index), os.fsdecode(contents.ids[index])
+        if not self.changes:
+            return files
         (suffix, data), *_ = files
         if self.max_side is not None and data.startswith(b"\xff\xd8\xff") and max(image_size(data)) > self.max_side:
-            data = self.smaller(data, name)
+            data = self._smaller(data, name)
         if not self.decoded:
             return ((suffix, data),)
         return ((".npy", npy_bytes(np.asarray(read_image(io.BytesIO(data), name)))),)
 
-    def smaller(self, data: bytes, name: str) -> bytes:
+    def _smaller(self, data: bytes, name: str) -> bytes:
         """Return a JPEG, resized and encoded anew. Raises CorruptSample."""
         image, file = _opened(data, name), io.BytesIO()
         scale = (self.max_side or 0) / max(image.size)

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import NamedTuple
 
 import penstock._native as _native
@@ -14,12 +13,12 @@ from penstock.errors import CorruptShards, InvalidOption
 from penstock.packing import shard_writer
 from penstock.packing.encoding import image_size
 from penstock.packing.pack import SPLIT, Packed
-from penstock.packing.places import FolderPlace, alone, remove_unfinished, splits_of, write
+from penstock.packing.places import FolderPlace, alone, remove_unfinished, splits_of
 from penstock.packing.plan import check_split
 from penstock.packing.shard_writer import LABEL, ShardRecord, ShardRows, class_number
 from penstock.sources.image_folder import IMG_EXTENSIONS
 from penstock.storage import description
-from penstock.storage.description import Part, Shard, Split
+from penstock.storage.description import Shard
 from penstock.storage.index import crc32c_of, open_regular
 from penstock.storage.tar import TarMember, members
 from penstock.system.limits import usable_cpus
@@ -150,25 +149,10 @@ def _write(folder: str, split: str, found: list[_Indexed]) -> Packed:
     records = [one.record for one in found]
     kind, labelled, table = shard_writer.classified(records)
     place = FolderPlace(folder, split)
-    put = partial(write, place)
-    index, ids, fingerprint = shard_writer.write_index(put, split, table, keys, None)
-    made = Split(
-        kind=kind,
-        samples=len(keys),
-        parts=tuple(Part(known[0].removeprefix("."), tuple(known)) for known in table.fields),
-        label="int" if labelled else None,
-        texts=None,
-        label_suffix=None,
-        pair=labelled,
-        classes=None,
-        shards=tuple(record.shard for record in records),
-        index=index,
-        ids=ids,
-        fingerprint=fingerprint,
-        source="",
-        options={"indexed": True},
-    )
-    shard_writer.write_description(put, splits_of(place), split, made)
+    made = shard_writer.write_index(
+        place, records, kind, table, keys, label="int" if labelled else None, texts=None, label_suffix=None,
+        pair=labelled, classes=None, source="", options={"indexed": True},
+    )  # fmt: skip
+    shard_writer.write_description(place, made)
     remove_unfinished(place)
-    total = sum(shard.bytes for shard in made.shards)
-    return Packed(folder, split, len(keys), len(made.shards), total, 0)
+    return Packed.of(place, made, 0)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -24,7 +23,7 @@ from penstock.packing.engines import Engine, PackerEngine, Packing, Progress, Th
 from penstock.packing.places import BucketPlace, FolderPlace, Place
 from penstock.packing.plan import Plan, check_split, names, rows_name, shard_name, unfinished
 from penstock.packing.shard_writer import ShardRecord, ShardWork
-from penstock.storage.description import Column, Part, Split
+from penstock.storage.description import Column, Split
 from penstock.storage.durable import durably, free_bytes, full_disk_named, out_of_space
 from penstock.storage.index import Index, column_of
 from penstock.storage.jpeg_index import Photos
@@ -50,6 +49,11 @@ class Packed:
     """Of all shards."""
     kept: int
     """Shards that were finished before, and not written again."""
+
+    @classmethod
+    def of(cls, place: Place, split: Split, kept: int) -> Packed:
+        shards = split.shards
+        return cls(place.path, place.split, split.samples, len(shards), sum(shard.bytes for shard in shards), kept)
 
 
 def pack(
@@ -226,8 +230,7 @@ class _Job:
             )
         places.check_shards(self._place, split)
         places.remove_unfinished(self._place)
-        shards = len(split.shards)
-        return Packed(self._place.path, self._split, split.samples, shards, sum(s.bytes for s in split.shards), shards)
+        return Packed.of(self._place, split, len(split.shards))
 
     # --- shards
 
@@ -276,26 +279,18 @@ class _Job:
         else:
             kind, table = "pixels" if self._encoding.decoded else kind, shard_writer.joined(records)
         place = self._place
-        put = partial(places.write, place)
         with full_disk_named(place.disk, lambda: 2 * sum(record.rows.nbytes for record in records)):
-            index, ids, fingerprint = shard_writer.write_index(put, self._split, table, contents.ids, contents.texts)
-            parts = tuple(
-                Part(first.fields[place] if place < len(first.fields) else known[0], tuple(known))
-                for place, known in enumerate(table.fields)
-            )
-            shards = tuple(record.shard for record in records)
-            split = Split(
-                kind, contents.size, parts, label, contents.texts,
-                shard_writer.label_file(contents, 0)[0] if plan.labelled else None,
-                pair=first.pair if first.kind != "files" else label is not None,
-                classes=first.classes, shards=shards, index=index, ids=ids, fingerprint=fingerprint,
+            split = shard_writer.write_index(
+                place, records, kind, table, contents.ids, label=label, texts=contents.texts,
+                label_suffix=shard_writer.label_file(contents, 0)[0] if plan.labelled else None,
+                pair=first.pair if first.kind != "files" else label is not None, classes=first.classes,
                 source=plan.source, options=plan.options,
             )  # fmt: skip
             if self._states:
                 split = replace(split, states=self._write_states(split))
-            shard_writer.write_description(put, places.splits_of(place), self._split, split)
+            shard_writer.write_description(place, split)
         places.remove_unfinished(place)
-        return Packed(place.path, self._split, contents.size, len(shards), sum(s.bytes for s in shards), kept)
+        return Packed.of(place, split, kept)
 
     def _write_states(self, split: Split) -> Column | None:
         """Write the decoder states of all photos; the same photos give the same bytes. Raises OSError.

@@ -9,7 +9,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, BinaryIO
@@ -21,17 +21,13 @@ import penstock._native as _native
 from penstock.errors import DatasetChanged
 from penstock.packing.contents import Contents, Encoded
 from penstock.packing.encoding import Encoding, image_size
-from penstock.packing.places import After, Place, Write, write
+from penstock.packing.places import After, Place, splits_of, write
 from penstock.packing.plan import Plan, rows_name, shard_name, webdataset_key
 from penstock.sources.image_folder import IMG_EXTENSIONS
-from penstock.storage.description import FILE, Column, Shard, Split, as_json
+from penstock.storage.description import FILE, Column, Part, Shard, Split, as_json
 from penstock.storage.durable import write_all
-from penstock.storage.index import ABSENT, LABELS, row_dtype
+from penstock.storage.index import ABSENT, LABELS, MEMBER, row_dtype
 from penstock.storage.tar import END, header, padding
-
-Put = Callable[[str, Write], None]
-"""Writes a file under a name, as a whole or not at all."""
-
 
 TENSORS = (".npy", ".pt", ".pth")
 #: The suffix under which WebDataset keeps the number of a class.
@@ -235,14 +231,10 @@ def joined(records: Sequence[ShardRecord]) -> Table:
     names = list(dict.fromkeys(suffix for record in records for suffix in record.suffixes))
     rows = []
     for record in records:
-        wide = record.rows
-        if record.suffixes != names:
-            label = wide.dtype["label"].str if "label" in (wide.dtype.names or ()) else None
-            wide = _with_fields(wide, len(names), label)
-            wide["members"]["suffix"] = ABSENT
-            for place, suffix in enumerate(record.suffixes):
-                wide["members"][:, names.index(suffix)] = record.rows["members"][:, place]
-        rows.append(wide)
+        members = np.zeros((len(record.rows), len(names)), MEMBER)
+        members["suffix"] = ABSENT
+        members[:, [names.index(suffix) for suffix in record.suffixes]] = record.rows["members"]
+        rows.append(_with_members(record.rows, members))
     return Table([[name] for name in names], rows)
 
 
@@ -262,32 +254,22 @@ def classified(records: Sequence[ShardRecord]) -> tuple[str, bool, Table]:
             continue
         present = [rows["members"]["suffix"][:, places] != ABSENT for rows in table.rows]
         if all((which.sum(axis=1) == 1).all() for which in present):
-            rows = [_one_field(*one, places, labelled) for one in zip(table.rows, present, strict=True)]
-            return kind, labelled, Table([[names[place] for place in places]], rows)
-    return "files", False, Table(table.fields, [_without_labels(rows) for rows in table.rows])
+            made = []
+            for rows, which in zip(table.rows, present, strict=True):
+                members = rows["members"][:, places][which][:, None]
+                members["suffix"] = which.argmax(axis=1)[:, None]
+                made.append(_with_members(rows, members, labelled=labelled))
+            return kind, labelled, Table([[names[place] for place in places]], made)
+    bare = [_with_members(rows, rows["members"], labelled=False) for rows in table.rows]
+    return "files", False, Table(table.fields, bare)
 
 
-def _one_field(rows: NDArray[Any], present: NDArray[Any], places: list[int], labelled: bool) -> NDArray[Any]:
-    """Return rows with one field: that of these places which is present."""
-    made = _with_fields(rows, 1, "<i8" if labelled else None)
-    column = present.argmax(axis=1)
-    made["members"][:, 0] = rows["members"][np.arange(len(rows)), np.array(places)[column]]
-    made["members"]["suffix"][:, 0] = column
-    return made
-
-
-def _without_labels(rows: NDArray[Any]) -> NDArray[Any]:
-    bare = _with_fields(rows, rows["members"].shape[1], None)
-    bare["members"] = rows["members"]
-    return bare
-
-
-def _with_fields(rows: NDArray[Any], fields: int, label: str | None) -> NDArray[Any]:
-    """Return rows with so many fields, without what their files are."""
-    made = np.zeros(len(rows), row_dtype(fields, label))
+def _with_members(rows: NDArray[Any], members: NDArray[Any], *, labelled: bool = True) -> NDArray[Any]:
+    """Return rows with other members, and with their labels where they have any and are labelled."""
+    label = rows.dtype["label"].str if labelled and "label" in (rows.dtype.names or ()) else None
+    made = np.empty(len(rows), row_dtype(members.shape[1], label))
     for name in made.dtype.names or ():
-        if name != "members":
-            made[name] = rows[name]
+        made[name] = members if name == "members" else rows[name]
     return made
 
 
@@ -299,11 +281,11 @@ def npy_head(dtype: np.dtype[Any], count: int) -> bytes:
     return file.getvalue()
 
 
-def write_column(put: Put, name: str, pieces: Iterable[bytes], digest: Any) -> Column:
+def write_column(place: Place, name: str, pieces: Iterable[bytes], digest: Any) -> Column:
     """Write a file of the index from its pieces, and add it to a digest. Raises OSError."""
     crc = size = 0
 
-    def write(file: BinaryIO) -> None:
+    def write_pieces(file: BinaryIO) -> None:
         nonlocal crc, size
         for piece in pieces:
             file.write(piece)
@@ -311,16 +293,16 @@ def write_column(put: Put, name: str, pieces: Iterable[bytes], digest: Any) -> C
             crc = _native.crc32c(piece, crc)
             size += len(piece)
 
-    put(name, write)
+    write(place, name, write_pieces)
     return Column(name, size, crc)
 
 
 def write_index(
-    put: Put, name: str, table: Table, ids: Sequence[bytes], texts: Sequence[str] | None
-) -> tuple[Column, Column, str]:
-    """Write the index and the IDs of a split; return them, and the fingerprint."""
+    place: Place, records: Sequence[ShardRecord], kind: str, table: Table, ids: Sequence[bytes], **facts: Any
+) -> Split:
+    """Write the index and the IDs of a split; return what dataset.json says of it. facts: what else it says."""
     digest = hashlib.blake2b(digest_size=16)
-    digest.update(json.dumps([table.fields, texts]).encode())
+    digest.update(json.dumps([table.fields, facts["texts"]]).encode())
 
     def rows() -> Iterable[bytes]:
         yield npy_head(table.rows[0].dtype, sum(map(len, table.rows)))
@@ -332,12 +314,21 @@ def write_index(
         for begin in range(0, len(ids), 1 << 16):
             yield b"\0".join(ids[begin : begin + (1 << 16)]) + b"\0"
 
-    index = write_column(put, f"{name}.index.npy", rows(), digest)
-    names = write_column(put, f"{name}.ids.npy", texts_of_ids(), digest)
-    return index, names, digest.hexdigest()
+    index = write_column(place, f"{place.split}.index.npy", rows(), digest)
+    names = write_column(place, f"{place.split}.ids.npy", texts_of_ids(), digest)
+    return Split(
+        kind=kind,
+        samples=len(ids),
+        parts=tuple(Part(str(number), tuple(suffixes)) for number, suffixes in enumerate(table.fields)),
+        shards=tuple(record.shard for record in records),
+        index=index,
+        ids=names,
+        fingerprint=digest.hexdigest(),
+        **facts,
+    )
 
 
-def write_description(put: Put, splits: Mapping[str, Split], name: str, split: Split) -> None:
-    """Write dataset.json with a split added, or exchanged. Raises CorruptShards, OSError."""
-    text = as_json({**splits, name: split})
-    put(FILE, lambda file: file.write(text))
+def write_description(place: Place, split: Split) -> None:
+    """Write dataset.json with the place's split added, or exchanged. Raises CorruptShards, OSError."""
+    text = as_json({**splits_of(place), place.split: split})
+    write(place, FILE, lambda file: file.write(text))

@@ -222,15 +222,10 @@ class Checkpoint:
         state, self.resume = self.resume, None
         if state is not None and is_of_another_epoch(settings.dataset, own_of(state)):
             state = None
-        in_order = state is None and (settings.in_order or not settings.num_workers)
-        if in_order and settings.known.get("plain"):
+        if state is None and (settings.in_order or not settings.num_workers) and self._is_plain(settings):
             return Progress(self.epochs.number)
         user_states = self._own(settings)
         order = user_states.order
-        if in_order:
-            settings.known["plain"] = user_states.has_none()
-            if settings.known["plain"]:
-                return Progress(self.epochs.number)
         own = {} if state is None else own_of(state)
         before = None if self.progress is None else self.progress.streams
         streams = user_states.streams(own, before, resumed=state is not None)
@@ -253,6 +248,13 @@ class Checkpoint:
         if order.counts_samples():
             progress.skipped = own.get("samples", state["batches"] * (settings.batch_size or 1))
         return progress
+
+    def _is_plain(self, settings: Settings) -> bool:
+        """Return whether passes have no state beside their numbers; found once for these settings."""
+        known: dict[str, bool] = settings.known
+        if "plain" not in known:
+            known["plain"] = self._own(settings).has_none()
+        return known["plain"]
 
     def forwarded(self, settings: Settings, batches: Any, progress: Progress) -> Any:
         """Return a pass behind the batches of an iterable dataset that were handed out before."""

@@ -73,9 +73,7 @@ def seen(files: Iterable[LedgerFile]) -> list[Seen]:
         for name, one, two in unlike(first.run, other.run):
             if name not in _OF_RUNS:
                 raise InvalidOption(f"{first.path!r} and {other.path!r} are of other runs: {name} is {one} and {two}")
-    order = first.run.get("order")
-    if order is None:
-        raise InvalidOption(f"{first.path!r} does not say the order of its run: an earlier Penstock wrote it")
+    order = str(first.run.get("order"))
     if order != "in sequence" and not order.startswith("shuffled"):
         raise InvalidOption(f"{first.path!r} is of the order {order!r}, which need not hold each sample once")
     size, runs = first.run["data"]["size"], list(_runs(ledgers))

@@ -25,8 +25,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 from penstock.errors import DatasetChanged
 from penstock.recipe.originals import own_class
-from penstock.state.packed_states import KeptRows, PackedState, with_kept_rows
-from penstock.state.samplers import decoded
+from penstock.state.kept_rows import KeptRows, positions_of, with_kept_rows
 
 _MODULE = "datasets.iterable_dataset"
 #: The column of a source's tables that says where each row lies.
@@ -85,12 +84,6 @@ def place_of(dataset: Any) -> tuple[int, int]:
     return (0, 1) if split is None else (split.rank, split.world_size)
 
 
-def fresh_places(dataset: Any, workers: int) -> list[Place]:
-    """Return the streams of a pass that begins at the start of an epoch."""
-    rank, ranks = place_of(dataset)
-    return [Place(worker, workers, rank, ranks) for worker in range(max(1, workers))]
-
-
 class HuggingFaceStream:
     """An iterable dataset with a state: what one worker of one rank reads. It may be read in any process.
 
@@ -98,25 +91,24 @@ class HuggingFaceStream:
         dataset: the user's, which is left as it is.
         place: of the stream, in a pass that was perhaps begun with other workers and ranks.
         strategy: how `split_dataset_by_node` splits; None: it was not called.
-        brief: what is pickled of a state holds the rows of a shuffle buffer only the first time: see `PackedState`.
+        brief: what is pickled of a state holds the rows of a shuffle buffer only the first time: see `KeptRows`.
     """
 
     def __init__(self, dataset: Any, place: Place, strategy: str | None = None, *, brief: bool = False) -> None:
-        self._given, self._place = dataset, place
+        self._given, self._place, self._brief = dataset, place, brief
         kind: Any = type(dataset)
         self._dataset = own = object.__new__(_exact_class(kind, _OneStream))
         vars(own).update(vars(dataset))  # copy() of it would share them
-        own._ex_iterable = _exact(dataset._ex_iterable, [])
+        own._ex_iterable = _exact(dataset._ex_iterable, [], brief=brief)
         if place_of(dataset) != place[2:]:
             config: Any = sys.modules[_MODULE]
             own._distributed = strategy and config.DistributedConfig(place.rank, place.ranks, strategy)
         self._state: Any = None  # that was given
         self._skip = 0
         self._begun = False
-        self._sent: set[int] | None = set() if brief else None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._skip, self._state = int(state["skip"]), with_kept_rows(state["state"])
+        self._skip, self._state = int(state["skip"]), with_kept_rows(state["state"], brief=self._brief)
         if self._state is not None:
             self._dataset.load_state_dict(self._state)
 
@@ -152,8 +144,7 @@ class HuggingFaceStream:
 
     def state_dict(self) -> dict[str, Any]:
         state = self._dataset._state_dict if self._begun else self._state
-        packed = None if state is None else PackedState.of(state, self._sent)
-        return {"of": list(self._place), "skip": self._skip, "state": packed}
+        return {"of": list(self._place), "skip": self._skip, "state": state}
 
 
 class _OneStream:
@@ -177,11 +168,12 @@ Shards = list[Callable[[], Iterator[tuple[Any, Any]]]]
 """Returns the tables of each shard, with the positions of their rows."""
 
 
-def _exact(node: Any, shards: Shards, *, tracks: bool = False) -> Any:
+def _exact(node: Any, shards: Shards, *, brief: bool, tracks: bool = False) -> Any:
     """Return a copy of a pipeline whose shuffle buffers have an exact state.
 
     Args:
         shards: those of the sources whose positions are noted; more are added.
+        brief: as in HuggingFaceStream.
         tracks: note the positions of rows.
     """
     made = copy(node)
@@ -190,11 +182,11 @@ def _exact(node: Any, shards: Shards, *, tracks: bool = False) -> Any:
     tracks = tracks or (buffer and all(map(_tracked, steps_of(node.ex_iterable))))
     if buffer:
         made = _exact_class(kind, _ExactBuffer)(node.ex_iterable, node.buffer_size, node.generator)
-        made.shards = shards if tracks else None
+        made.shards, made.brief = shards if tracks else None, brief
     if hasattr(node, "ex_iterable"):
-        made.ex_iterable = _exact(node.ex_iterable, shards, tracks=tracks)
+        made.ex_iterable = _exact(node.ex_iterable, shards, brief=brief, tracks=tracks)
     elif hasattr(node, "ex_iterables"):
-        made.ex_iterables = [_exact(child, shards, tracks=tracks) for child in node.ex_iterables]
+        made.ex_iterables = [_exact(child, shards, brief=brief, tracks=tracks) for child in node.ex_iterables]
     elif tracks:
         first, made.generate_tables_fn = len(shards), partial(_with_positions, node.generate_tables_fn)
         made.kwargs = {**node.kwargs, _POSITION: list(range(first, first + node.num_shards))}
@@ -247,10 +239,11 @@ class _ExactBuffer:
     _state_dict: Any
     shards: Shards | None
     """Of the sources, where they are known; None: the state holds rows."""
+    brief: bool
 
     def _like_this(self, made: Any) -> Any:
         found: Any = type(self)(made.ex_iterable, made.buffer_size, made.generator)  # type: ignore[call-arg]
-        found.shards = self.shards
+        found.shards, found.brief = self.shards, self.brief
         return found
 
     def shift_rngs(self, value: int) -> Any:
@@ -283,7 +276,7 @@ class _ExactBuffer:
                 order = rng.permutation(len(rows))
                 yield from self._given_out(rows, order[skip : len(rows) - keep])
                 rows, skip = [rows[at] for at in order[len(rows) - keep :]], 0
-                self._note(rng, tuple(rows) if self.shards is None else _positions(row[1][_POSITION] for row in rows))
+                self._note(rng, tuple(rows) if self.shards is None else _positions(rows))
         yield from self._given_out(rows, rng.permutation(len(rows))[skip:] if rows else ())
 
     def _given_out(self, rows: list[Any], order: Any) -> Iterator[Any]:
@@ -313,7 +306,7 @@ class _ExactBuffer:
         """Return the rows that are given out of a shuffled table. The others are kept, in `tables` too."""
         shuffled = table.take(rng.permutation(len(table)))
         tables[:] = [kept] = [shuffled.slice(given)]
-        self._note(rng, kept if self.shards is None else _positions(kept[_POSITION].to_pylist()))
+        self._note(rng, kept if self.shards is None else kept[_POSITION].to_numpy())
         shuffled = shuffled.slice(0, given)
         return shuffled if self.shards is None else shuffled.drop_columns([_POSITION])
 
@@ -331,37 +324,29 @@ class _ExactBuffer:
         self._state_dict.update(
             previous_state=self.ex_iterable.state_dict(),
             generator=rng.bit_generator.state,
-            kept=KeptRows(kept),
+            kept=KeptRows(kept, brief=self.brief),
             given=0,
         )
 
-    def _examples(self, kept: Mapping[str, Any]) -> list[Any]:
+    def _examples(self, kept: dict[str, Any]) -> list[Any]:
         if "examples" in kept:
             return [(0, example) for example in kept["examples"]]
         package: Any = sys.modules[_MODULE]
-        positions, formatter, found = _decoded(kept), package.PythonFormatter(), {}
-        for part in self._parts(positions):
-            for example in package._batch_to_examples(formatter.format_batch(part)):
-                found[example[_POSITION]] = example
-        return [(0, found[position]) for position in positions.tolist()]
+        batches = [package.PythonFormatter().format_batch(table) for table in self._tables(kept)]
+        return [(0, example) for batch in batches for example in package._batch_to_examples(batch)]
 
-    def _tables(self, kept: Mapping[str, Any]) -> list[Any]:
+    def _tables(self, kept: dict[str, Any]) -> list[Any]:
         pa = sys.modules["pyarrow"]
         if "table" in kept:
             return [pa.ipc.open_stream(kept["table"]).read_all()]
-        positions = _decoded(kept)
+        positions = positions_of(kept)
         if not len(positions):
             return []
-        found = pa.concat_tables(self._parts(positions))
-        order = np.argsort(found[_POSITION].to_numpy())
-        return [found.take(order[np.argsort(np.argsort(positions))])]
-
-    def _parts(self, positions: Any) -> list[Any]:
-        """Return tables of the rows at some positions."""
-        return [self._read(int(shard), positions) for shard in np.unique(positions >> _ROW_BITS)]
+        found = pa.concat_tables([self._read(int(shard), positions) for shard in np.unique(positions >> _ROW_BITS)])
+        return [found.take(np.searchsorted(np.sort(positions), positions))]
 
     def _read(self, shard: int, positions: Any) -> Any:
-        """Return the rows at some positions that lie in a shard. Raises DatasetChanged."""
+        """Return the rows at some positions that lie in a shard, in their order there. Raises DatasetChanged."""
         assert self.shards is not None
         begin, parts = shard << _ROW_BITS, []
         wanted = np.sort(positions[positions >> _ROW_BITS == shard])
@@ -379,11 +364,5 @@ class _ExactBuffer:
         )
 
 
-def _positions(found: Any) -> Any:
-    return np.fromiter(found, np.int64)
-
-
-def _decoded(kept: Mapping[str, Any]) -> Any:
-    if not kept["rows"]:
-        return np.empty(0, np.int64)
-    return decoded(kept["positions"], most=8 * kept["rows"]).numpy().view(np.int64)
+def _positions(rows: list[Any]) -> Any:
+    return np.fromiter((example[_POSITION] for _, example in rows), np.int64)

@@ -231,8 +231,6 @@ class Ledger:
             return
         found = _parsed(self.path, data)
         here = _parsed(self.path, header).run
-        if "order" not in found.run:  # an earlier version began the file
-            here = {name: value for name, value in here.items() if name != "order"}
         if others := unlike(found.run, here):
             said = "; ".join(f"{name} is {one} there, and {two} here" for name, one, two in others)
             raise InvalidOption(f"{self.path!r} is the ledger of another run: {said}. Name another file")

@@ -21,8 +21,8 @@ from functools import cache, cached_property
 from typing import Any
 
 from penstock.errors import DatasetChanged, InvalidOption
-from penstock.state.hugging_face_streams import HuggingFaceStream, Place, fresh_places, loses_rows, place_of, steps_of
-from penstock.state.packed_states import PackedState
+from penstock.state.hugging_face_streams import HuggingFaceStream, Place, loses_rows, place_of, steps_of
+from penstock.state.kept_rows import with_plain_rows
 from penstock.state.streams import Entry, Stream
 from penstock.system.warn_user import warn_user
 from penstock.system.words import counted
@@ -72,23 +72,14 @@ class StreamSplit:
             for number, given in streams.items()
         }
 
-    def filled(self, entry: Entry | None, before: Entry | None) -> Entry | None:
-        state = None if entry is None else entry["dataset"]["state"]
-        if entry is None or not isinstance(state, PackedState):
-            return entry
-        known = None if before is None else before["dataset"]["state"]
-        known = known if isinstance(known, PackedState) else None
-        return {**entry, "dataset": {**entry["dataset"], "state": state.filled(known)}}
-
     def as_state(self, states: Sequence[Entry | None]) -> dict[str, Any]:
         if loses_rows(self.dataset):
             _warn_of_buffers()
         entries, epoch = [], int(self.dataset.epoch)
         for place, entry in zip(self.places, states, strict=True):
             found = {"of": list(place), **({} if entry is None else entry["dataset"])}
-            if isinstance(found.get("state"), PackedState):
-                found["state"] = found["state"].plain()
             if found.get("state") is not None:
+                found["state"] = with_plain_rows(found["state"])
                 epoch = found["state"]["epoch"]
             entries.append({**found, "ended": bool(entry and entry.get("ended"))})
         return {
@@ -106,13 +97,11 @@ class StreamSplit:
         return described(self.dataset)
 
 
-def _strategy_of(dataset: Any) -> str | None:
-    return getattr(dataset._distributed, "strategy", None)
-
-
 def fresh_split(dataset: Any, workers: int) -> StreamSplit:
     """Return the streams of a pass that begins at the start of an epoch."""
-    return StreamSplit(dataset, fresh_places(dataset, workers), place_of(dataset), _strategy_of(dataset))
+    rank, ranks = place_of(dataset)
+    places = [Place(worker, workers, rank, ranks) for worker in range(max(1, workers))]
+    return StreamSplit(dataset, places, (rank, ranks), getattr(dataset._distributed, "strategy", None))
 
 
 def resumed_split(dataset: Any, own: Mapping[str, Any]) -> tuple[StreamSplit, dict[str, Any]]:

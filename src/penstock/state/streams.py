@@ -48,10 +48,7 @@ class Split(Protocol):
         """Return the streams of a pass that begins at the start of an epoch."""
 
     def opened(self, streams: Mapping[int, Entry | None], *, brief: bool) -> dict[int, Stream]:
-        """Return streams by their numbers, at the states that are given. brief: their states need `filled`."""
-
-    def filled(self, entry: Entry | None, before: Entry | None) -> Entry | None:
-        """Return a state with what an earlier one of the same stream has brought."""
+        """Return streams by their numbers, at the states that are given. brief: their states are sent to a process."""
 
     def as_state(self, states: Sequence[Entry | None]) -> dict[str, Any]:
         """Return what a loader's state holds of the streams."""
@@ -99,7 +96,6 @@ class Streams:
         self.to_drop = [0] * count if self.given or split is not None else list(self.counts)
         """Batches that each worker makes again, because no state of it is known."""
         self._read: deque[tuple[int, Entry | None, int] | None] = deque()
-        self._latest = list(self._states)  # that came
         self.now: Callable[[], list[Entry | None]] | None = None
         """Returns the states, where nothing is read ahead of the user."""
 
@@ -120,7 +116,7 @@ class Streams:
 
     def read(self, worker: int, state: Entry | None) -> None:
         """Note a batch that was taken from a worker, and its state behind it."""
-        self._read.append((worker, self._whole(worker, state), _HANDED))
+        self._read.append((worker, state, _HANDED))
 
     def leaves_out(self, worker: int, state: Entry | None) -> bool:
         """Return whether a batch that came is not handed out, and note it then.
@@ -133,17 +129,12 @@ class Streams:
             return True
         if self.split is None or not self.split.passes_over():
             return False
-        self._read.append((worker, self._whole(worker, state), _PASSED))
+        self._read.append((worker, state, _PASSED))
         return True
 
     def ended(self, worker: int, state: Entry | None) -> None:
         """Note that a worker has come to its end, behind the batches that were taken before."""
-        self._read.append((worker, self._whole(worker, state), _ENDED))
-
-    def _whole(self, worker: int, state: Entry | None) -> Entry | None:
-        if self.split is not None:
-            state = self._latest[worker] = self.split.filled(state, self._latest[worker])
-        return state
+        self._read.append((worker, state, _ENDED))
 
     def failed(self) -> None:
         """Note that an error came instead of a batch."""

@@ -63,86 +63,6 @@ class Replace:
             raise InvalidOption(f"manifest={self.manifest!r}: it is the path of a file, or None")
 
 
-class Quarantine:
-    """One loader's bad samples: those that the manifest knew and those found since.
-
-    The thread that takes the batches of a pass reports; any other may read. A copy in another process (forked or
-    pickled) knows what was known then. Raises InvalidOption: the manifest cannot be used.
-    """
-
-    def __init__(self, how: Replace, size: int) -> None:
-        self.how = how
-        self.size = size
-        # The share as it was written: in floating point 0.29 * 100 is less than 29.
-        self.limit = math.floor(Fraction(str(how.max_share)) * size)
-        if how.max_share > 0:
-            self.limit = min(size, max(1, self.limit))
-        self.manifest = None if how.manifest is None else Manifest(how.manifest)
-        self.entries: Mapping[str, BadSample] = {}
-        """What the manifest held when the loader was built, by ID; some may be of other datasets."""
-        if self.manifest is not None:
-            self.manifest.check()
-            self.entries = self.manifest.read()
-        self._bad: dict[str, BadSample] = {}  # of this dataset, in the order in which they became known
-
-    def take_up(self, ids: Iterable[str]) -> None:
-        """Count the manifest's entries with these IDs as bad; IDs that it does not hold are passed over.
-
-        Raises TooManyBadSamples.
-        """
-        self._bad = {**{id: self.entries[id] for id in ids if id in self.entries}, **self._bad}
-        self._check_limit()
-
-    def report(self, *news: BadSample) -> None:
-        """Make bad samples known and write them to the manifest; those that are known already change nothing.
-
-        One that cannot be written (a full disk) is a warning. Raises TooManyBadSamples while more are known than the
-        limit, also where there is no news.
-        """
-        for bad in news:
-            if self._bad.setdefault(bad.id, bad) is bad and bad.id not in self.entries and self.manifest is not None:
-                try:
-                    self.manifest.add(bad)
-                except (OSError, InvalidOption) as error:
-                    warn_user(
-                        f"bad sample {bad.id!r} could not be written to the manifest {self.manifest.path!r}: {error}; "
-                        "it is replaced nevertheless, and a later run finds it again",
-                        RuntimeWarning,
-                    )
-        self._check_limit()
-
-    @property
-    def known(self) -> frozenset[str]:
-        """The IDs known to be bad: of the manifest, as far as taken up, and found since."""
-        return frozenset(self._bad)
-
-    def _check_limit(self) -> None:
-        if len(self._bad) <= self.limit:
-            return
-        bad = list(self._bad.values())
-        least = ", as any share above 0 does" if 0 < self.how.max_share * self.size < 1 else ""
-        lines = [
-            f"{len(bad):,} of {counted(self.size, 'sample')} {'is' if len(bad) == 1 else 'are'} bad "
-            f"({len(bad) / max(self.size, 1):.3%}), and "
-            f"on_error=Replace(max_share={self.how.max_share:g}) allows {self.limit:,}{least}:"
-        ]
-        for one in bad[:_LISTED]:
-            place = "" if one.path is None or one.path == one.id or one.path in one.error else f" ({one.path})"
-            lines.append(f"  {one.id!r}{place}: {one.error}")
-        lines += [f"  and {len(bad) - _LISTED:,} more"] * (len(bad) > _LISTED)
-        remedy = "Repair the files or leave them out, or raise max_share; manifest=PATH would keep the list."
-        if self.manifest is not None:
-            remedy = (
-                f"The list stands in {self.manifest.path}. Repair the files and run `penstock quarantine retry` on it, "
-                "take lines out of it that should be tried again, or raise max_share."
-            )
-        raise TooManyBadSamples("\n".join([*lines, remedy]))
-
-    def __repr__(self) -> str:
-        place = "" if self.manifest is None else f", manifest={self.manifest.path!r}"
-        return f"Quarantine({len(self._bad):,} of {self.size:,} bad, {self.limit:,} allowed{place})"
-
-
 class Substitutes:
     """Which samples are bad, and which replace them. bad: their indices, as far as they are known.
 
@@ -193,9 +113,11 @@ class Substitutes:
 
 
 class Register(Observer):
-    """The bad samples of a loader: the quarantine that counts and keeps them, and the samples that stand in.
+    """The bad samples of a loader: those that the manifest knew, those found since, and the samples that stand in.
 
-    Raises (when made) what Quarantine raises.
+    The thread that takes the batches of a pass tells of them; any other may read. A copy in another process (forked or
+    pickled) knows what was known then. Raises (when made) InvalidOption: the manifest cannot be used;
+    TooManyBadSamples.
     """
 
     def __init__(self, how: Replace, dataset: Any) -> None:
@@ -205,44 +127,87 @@ class Register(Observer):
                 f"on_error='replace' needs a dataset with a length: {type(dataset).__name__} has none, and the share "
                 "of bad samples is unknown without"
             )
-        self.quarantine = Quarantine(how, size)
-        entries = self.quarantine.entries
+        self.how, self.size = how, size
+        # The share as it was written: in floating point 0.29 * 100 is less than 29.
+        self.limit = max(math.floor(Fraction(str(how.max_share)) * size), int(how.max_share > 0))
+        self.manifest = None if how.manifest is None else Manifest(how.manifest)
+        entries: Mapping[str, BadSample] = {}
+        if self.manifest is not None:
+            self.manifest.check()
+            entries = self.manifest.read()
         whole = range(size if entries else 0)
         named = zip(whole, names_of(dataset, whole), strict=True)
         bad = {index: name for index, (name, _) in named if name in entries}
-        if self.quarantine.manifest is not None:
-            _warn_of_other_dataset(self.quarantine.manifest.path, self.quarantine.entries, dataset, bad)
-        self.quarantine.take_up(bad.values())
+        if self.manifest is not None:
+            _warn_of_other_dataset(self.manifest.path, entries, dataset, bad)
+        self._bad = {name: entries[name] for name in bad.values()}  # by ID, in the order in which they became known
+        self._check_limit()
         self.substitutes = Substitutes(dataset, bad)
         self._said = False  # that samples are replaced
 
     def delivered(self, delivery: Delivery) -> None:
-        """Register the samples that were found bad while a batch was made. Raises TooManyBadSamples."""
+        """Register the samples that were found bad while a batch was made, and write them to the manifest.
+
+        One that cannot be written (a full disk) is a warning. Raises TooManyBadSamples while more are known than the
+        limit, also where there is no news.
+        """
         news = [*delivery.bad, *self.substitutes.take_news()]
         for bad in news:
             self.substitutes.learn(bad)
-        self.quarantine.report(*news)
-        if not self._said and (known := self.quarantine.known):
+            if self._bad.setdefault(bad.id, bad) is bad and self.manifest is not None:
+                try:
+                    self.manifest.add(bad)
+                except (OSError, InvalidOption) as error:
+                    warn_user(
+                        f"bad sample {bad.id!r} could not be written to the manifest {self.manifest.path!r}: {error}; "
+                        "it is replaced nevertheless, and a later run finds it again",
+                        RuntimeWarning,
+                    )
+        self._check_limit()
+        if self._bad and not self._said:
             self._said = True
             first = ", ".join(f"{one.id!r} ({one.error!r})" for one in news[:1])
             _log.warning(
                 "on_error='replace': good samples replace bad ones from here on, beginning with %s; their number "
                 "is logged at the end",
-                first or f"{counted(len(known), 'sample')} of the manifest",
+                first or f"{counted(len(self._bad), 'sample')} of the manifest",
             )
-            weakref.finalize(self, _log_count, self.quarantine, os.getpid())
+            weakref.finalize(self, _log_count, self._bad, self.size, self.manifest, os.getpid())
 
     def explain(self) -> str:
-        known, limit = len(self.quarantine.known), self.quarantine.limit
-        return f"bad      {counted(known, 'bad sample')}, replaced by good ones; more than {limit:,} end the run"
+        return (
+            f"bad      {counted(len(self._bad), 'bad sample')}, replaced by good ones; more than {self.limit:,} end "
+            "the run"
+        )
+
+    def _check_limit(self) -> None:
+        if len(self._bad) <= self.limit:
+            return
+        bad = list(self._bad.values())
+        least = ", as any share above 0 does" if 0 < self.how.max_share * self.size < 1 else ""
+        lines = [
+            f"{len(bad):,} of {counted(self.size, 'sample')} {'is' if len(bad) == 1 else 'are'} bad "
+            f"({len(bad) / max(self.size, 1):.3%}), and "
+            f"on_error=Replace(max_share={self.how.max_share:g}) allows {self.limit:,}{least}:"
+        ]
+        for one in bad[:_LISTED]:
+            place = "" if one.path is None or one.path == one.id or one.path in one.error else f" ({one.path})"
+            lines.append(f"  {one.id!r}{place}: {one.error}")
+        lines += [f"  and {len(bad) - _LISTED:,} more"] * (len(bad) > _LISTED)
+        remedy = "Repair the files or leave them out, or raise max_share; manifest=PATH would keep the list."
+        if self.manifest is not None:
+            remedy = (
+                f"The list stands in {self.manifest.path}. Repair the files and run `penstock quarantine retry` on it, "
+                "take lines out of it that should be tried again, or raise max_share."
+            )
+        raise TooManyBadSamples("\n".join([*lines, remedy]))
 
 
-def _log_count(quarantine: Quarantine, process: int) -> None:
+def _log_count(bad: Mapping[str, BadSample], size: int, kept: Manifest | None, process: int) -> None:
     """Log how many samples a loader has replaced, when it is gone or the process ends."""
     if os.getpid() == process:
-        bad, kept = counted(len(quarantine.known), "bad sample"), quarantine.manifest
-        listed = "" if kept is None else f"; they are listed in {kept.path!r}"
-        _log.warning("on_error='replace': good samples replaced %s of %s%s", bad, f"{quarantine.size:,}", listed)
+        number, listed = counted(len(bad), "bad sample"), "" if kept is None else f"; they are listed in {kept.path!r}"
+        _log.warning("on_error='replace': good samples replaced %s of %s%s", number, f"{size:,}", listed)
 
 
 def register_of(on_error: object, dataset: Any) -> Register | None:
