@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import io
 import json
-import pickle
 import random
 import struct
 import zipfile
@@ -89,18 +88,6 @@ def test_fromfile_is_numpys_otherwise(raw: str, options: Any) -> None:
         file.seek(3)
         assert_alike(lambda: np.fromfile(file, "u1", 4, offset=1)[:0])
         assert "BufferedReader" in refused(fromfile, file)
-
-
-def test_a_builtin_function_is_pickled_and_put_back() -> None:
-    before, module = np.fromfile, np.fromfile.__module__
-
-    def check() -> None:
-        assert pickle.loads(pickle.dumps(before)) is before
-        assert np.fromfile is not before
-        assert pickle.loads(pickle.dumps(np.fromfile)) is np.fromfile
-
-    within(check)
-    assert (np.fromfile, np.fromfile.__module__) == (before, module)
 
 
 # --- numpy.memmap -----------------------------------------------------------------------------------------------------

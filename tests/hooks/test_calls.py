@@ -26,6 +26,7 @@ from penstock.errors import WorkerDied
 from tests import python_processes
 from tests.carriers_under_test import options
 from tests.data import Made, Stream, photo_files
+from tests.in_workers import within
 from tests.same import assert_passes
 from tests.waiting import wait_until
 
@@ -150,17 +151,40 @@ def test_errors_are_the_originals(tmp_path: Path, options: dict[str, Any]) -> No
             list(penstock.DataLoader(files(tmp_path, read, ".pt"), 4, **options))
 
 
-#: A dataset that was given a function before any loader read is answered, and still goes to other processes.
+FUNCTIONS = (
+    *("torch.load", "numpy.load", "numpy.fromfile", "safetensors.torch.load_file", "soundfile.read"),
+    *("cv2.imread", "cv2.imdecode"),
+)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_is_pickled_and_put_back(name: str) -> None:
+    home, _, attribute = name.rpartition(".")
+    module = pytest.importorskip(home)
+    before, said = getattr(module, attribute), getattr(module, attribute).__module__
+
+    def look() -> Any:
+        ours = getattr(module, attribute)
+        assert ours is not before and (ours.__name__, ours.__doc__) == (before.__name__, before.__doc__)
+        stored = [pickle.dumps(one) for one in (before, ours)]
+        assert [pickle.loads(one) for one in stored] == [before, ours]
+        return ours, stored
+
+    ours, stored = within(look)
+    assert (getattr(module, attribute), before.__module__) == (before, said)
+    assert all(one in (before, ours) for one in (*map(pickle.loads, stored), pickle.loads(pickle.dumps(ours))))
+    assert b"penstock" not in pickle.dumps(before) and pickle.loads(pickle.dumps(before)) is before
+
+
+#: A program that imports a function by name, before any loader reads, is answered.
 HELD = """
-import pickle, sys, numpy, torch, penstock
+import sys, torch, penstock
 from torch import load
-held = (load, torch.load, numpy.load)
 class Files(torch.utils.data.Dataset):
     def __len__(self): return 4
     def __getitem__(self, index): return load(f'{sys.argv[1]}/{index}.pt')
 loader = penstock.DataLoader(Files(), 2)
 for batch in loader: pass
-assert pickle.loads(pickle.dumps(held)) == held == (torch.load, torch.load, numpy.load)
 assert 'torch.load: 4 answered natively' in loader.explain(), loader.explain()
 """
 REPLACED_BEFORE = """
