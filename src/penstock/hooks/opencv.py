@@ -8,7 +8,6 @@ another way: other formats, CMYK, and damaged files, of which it warns.
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from collections.abc import Callable
@@ -17,11 +16,10 @@ from pathlib import PurePath
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from penstock import _native
 from penstock.hooks.loads import Refused
-from penstock.recipe.installed import jpeg_files, noise
+from penstock.recipe.installed import jpeg_files, turn_of
 from penstock.recipe.patches import original_of
 
 # OpenCV's flags.
@@ -76,39 +74,22 @@ def _read(read: Callable[[int, bool], Any], flags: int) -> Any:
 
 # --- how OpenCV turns an image ----------------------------------------------------------------------------------------
 
-#: Whether rows become columns, and which way the image is then flipped by cv2.flip (None: it is not).
-_TURNS = tuple((transposed, flip) for transposed in (False, True) for flip in (None, 1, 0, -1))
-
 
 def _turned(image: Any, metadata: bytes) -> Any:
     """Return an image as OpenCV turns it by the application segments of its file, or Refused."""
-    probe, turns = _probe()
-    seen = _decode(np.frombuffer(b"\xff\xd8" + metadata + probe, np.uint8), _GREY)
-    turn = None if seen is None else turns.get((seen.shape, seen.tobytes()))
-    return Refused("metadata that OpenCV does not read") if turn is None else _turn(image, *turn)
-
-
-def _turn(image: Any, transposed: bool, flip: int | None) -> Any:
-    transpose, flipped = _opencvs_turns()
-    if transposed:
-        image = transpose(image)
-    return image if flip is None else flipped(image, flip, image)
+    turn = turn_of(metadata, lambda file: _decode(np.frombuffer(file, np.uint8), _GREY), _turns())
+    return Refused("metadata that OpenCV does not read") if turn is None else turn(image)
 
 
 @cache
-def _opencvs_turns() -> tuple[Any, Any]:
+def _turns() -> tuple[Callable[[Any], Any], ...]:
+    """Return OpenCV's ways to turn an image."""
     cv2: Any = sys.modules["cv2"]
-    return cv2.transpose, cv2.flip
-
-
-@cache
-def _probe() -> tuple[bytes, dict[tuple[tuple[int, ...], bytes], tuple[bool, int | None]]]:
-    """Return a tiny grey file without its first marker, and what it looks like turned in each way."""
-    file = io.BytesIO()
-    Image.fromarray(noise(8, 16, 1)[..., 0]).save(file, "JPEG", quality=90)
-    upright = _decode(np.frombuffer(file.getvalue(), np.uint8), _GREY)
-    looks = [_turn(upright.copy(), *turn) for turn in _TURNS]
-    return file.getvalue()[2:], {(look.shape, look.tobytes()): turn for look, turn in zip(looks, _TURNS, strict=True)}
+    flips: tuple[Callable[[Any], Any], ...] = (
+        lambda image: image,
+        *(partial(cv2.flip, flipCode=code) for code in (1, 0, -1)),
+    )
+    return (*flips, *(lambda image, flip=flip: flip(cv2.transpose(image)) for flip in flips))  # type: ignore[misc]
 
 
 @cache
