@@ -7,21 +7,17 @@ import random
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader as TorchDataLoader
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-import penstock
 import penstock._native as _native
 from penstock.recipe import torchvision
-from tests.data import Made
 from tests.recipe.against_torchvision import GENERATIONS, MEAN, STD, assert_as_torchvision, natively, picture, runs
 from tests.same import assert_same
 from tests.waiting import run_in_threads
@@ -220,53 +216,6 @@ def test_many_threads_at_once() -> None:
             assert_same(natively(compose, images[number]), wanted[number])
 
     run_in_threads(4, work)
-
-
-class Photos(Made):
-    """As users write it: an image is opened and a Compose is called on it."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(self.opened, 12)
-        self.paths = [folder / f"{number}.png" for number in range(12)]
-        for number, path in enumerate(self.paths):
-            picture(50 + number, 40, seed=number).save(path)
-        self.transform = v1.Compose(COLOURS["imagenet"](v1))
-
-    def opened(self, index: int) -> Any:
-        return self.transform(Image.open(self.paths[index]).convert("RGB")), bool(runs(self.transform))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("method", [None, "process"])
-def test_loaders_give_what_torchs_gives(tmp_path: Any, workers: int, method: Any) -> None:
-    def batches(make: Any, **options: Any) -> list[Any]:
-        torch.manual_seed(3)
-        return list(make(Photos(tmp_path), batch_size=4, shuffle=True, num_workers=workers, **options))
-
-    found = batches(penstock.DataLoader, worker_method=method)
-    for (images, natively_done), (expected, never) in zip(found, batches(TorchDataLoader), strict=True):
-        assert torch.equal(images, expected)
-        assert natively_done.any() == (method is None) and not never.any()
-
-
-def test_with_a_seed_any_number_of_workers_gives_the_same(tmp_path: Any) -> None:
-    dataset = Photos(tmp_path)
-    first, *others = (
-        [images for images, _ in penstock.DataLoader(dataset, batch_size=4, shuffle=True, num_workers=workers, seed=3)]
-        for workers in (0, 1, 2)
-    )
-    assert_same(others, [first, first])
-
-
-def test_threads_run_it_natively(tmp_path: Any) -> None:
-    dataset = Photos(tmp_path)
-    dataset.transform = v1.Compose([v1.Resize(30), v1.CenterCrop(24), v1.ToTensor()])
-    loader = penstock.DataLoader(dataset, batch_size=4, num_workers=2, worker_method="thread", share_dataset=True)
-    found = [images for images, _ in loader]
-    assert runs(dataset.transform) == [(0, 3)]
-    for images, (expected, _) in zip(found, TorchDataLoader(dataset, batch_size=4), strict=True):
-        assert torch.equal(images, expected)
-    assert "native   the known transforms of the Compose at .transform, when the dataset calls it" in loader.explain()
 
 
 def test_a_thread_leaves_the_filters_of_warnings_alone() -> None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torchvision import transforms as v1, tv_tensors
-from torchvision.io import decode_image, read_file
+from torchvision.io import decode_image
 from torchvision.transforms import v2
 
-import penstock
-from tests.data import Made
 from tests.hooks.jpegs import jpeg, picture
 from tests.in_workers import Worker, within
 from tests.recipe.against_torchvision import MEAN, STD, assert_as_torchvision, runs
-from tests.same import assert_same
 
 pytestmark = [
     pytest.mark.native,
@@ -101,18 +97,3 @@ def test_nothing_is_shared_with_the_image() -> None:
     for _ in range(100):  # the first of each kind are compared with torchvision's
         worker(transform, image).zero_()
     assert torch.equal(image, kept) and worker.answered > 10
-
-
-@pytest.mark.parametrize("options", [{"num_workers": 2}, {"num_workers": 2, "worker_method": "thread"}])
-def test_a_dataset_of_ones_own(tmp_path: Path, options: dict[str, Any]) -> None:
-    for number in range(8):
-        (tmp_path / f"{number}.jpg").write_bytes(jpeg(picture(60 + number, 50, number)))
-    steps = v2.Compose(TRAIN + FLOATS)
-    dataset = Made(lambda index: (steps(decode_image(read_file(str(tmp_path / f"{index}.jpg")))), index), 8)
-    loader: Any = penstock.DataLoader(dataset, batch_size=4, seed=3, **options)
-    batches = list(loader)
-    assert batches[0][0].shape == (4, 3, 24, 24)
-    assert_same(list(penstock.DataLoader(dataset, batch_size=4, seed=3)), batches)
-    calls = loader.stats().calls
-    assert calls["torchvision.io.decode_image"].answered == calls["torchvision transforms"].answered == 8
-    assert "torchvision.io.decode_image: 8 answered natively" in loader.explain()
