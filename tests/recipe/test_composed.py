@@ -15,9 +15,11 @@ import torch
 from PIL import Image
 from torchvision import transforms as v1
 from torchvision.transforms import v2
+from torchvision.transforms._presets import ImageClassification
 
 import penstock._native as _native
 from penstock.recipe import torchvision
+from tests.hooks.jpegs import jpeg
 from tests.recipe.against_torchvision import GENERATIONS, MEAN, STD, assert_as_torchvision, natively, picture, runs
 from tests.same import assert_same
 from tests.waiting import run_in_threads
@@ -28,6 +30,7 @@ BICUBIC = v2.InterpolationMode.BICUBIC
 COLOURS = {
     "imagenet": lambda t: [t.RandomResizedCrop(40), t.RandomHorizontalFlip(), t.ToTensor(), t.Normalize(MEAN, STD)],
     "validation": lambda t: [t.Resize(48), t.CenterCrop(40), t.ToTensor(), t.Normalize(MEAN, STD)],
+    "reference": lambda t: [t.RandomResizedCrop(30), t.TrivialAugmentWide(), t.PILToTensor(), t.RandomErasing(0.5)],
     "jitter between": lambda t: [
         *(t.RandomResizedCrop(40), t.ColorJitter(0.4, 0.4, 0.4), t.RandomVerticalFlip()),
         *(t.ToTensor(), t.Normalize(MEAN, STD), t.RandomErasing()),
@@ -45,22 +48,58 @@ ANY = {
     "nested": lambda t: [t.Compose([t.CenterCrop(60), t.Compose([t.RandomHorizontalFlip()])]), t.ToTensor()],
     "a function": lambda t: [t.Resize(32), t.Lambda(lambda image: image.rotate(90)), t.Resize(16), t.ToTensor()],
     "nothing known": lambda t: [t.Lambda(lambda image: image)],
+    "jitter first": lambda t: [t.ColorJitter(0.4, 0.4), t.RandomResizedCrop(30), t.ToTensor()],
+    "nothing done first": lambda t: [t.RandomHorizontalFlip(0.0), t.PILToTensor()],
     "doubles": lambda t: [t.Resize(16), t.ToTensor(), t.ConvertImageDtype(torch.float64)],
 }
 
 
-CASES = [*((name, "RGB") for name in COLOURS), *((name, mode) for name in ANY for mode in ("RGB", "L", "RGBA"))]
+#: Transforms that are called by themselves.
+SINGLE: dict[str, Callable[[Any], Any]] = {
+    "resized crop": lambda t: t.RandomResizedCrop(32),
+    "resize": lambda t: t.Resize(20),
+    "resize both": lambda t: t.Resize((20, 30), interpolation=BICUBIC),
+    "centre": lambda t: t.CenterCrop(33),
+    "crop": lambda t: t.RandomCrop(33),
+    "to tensor": lambda t: t.ToTensor(),
+    "flip": lambda t: t.RandomHorizontalFlip(1.0),
+    "grey": lambda t: t.Grayscale(),
+    "five": lambda t: t.FiveCrop(20),
+    "preset": lambda t: ImageClassification(crop_size=40, resize_size=48),
+}
+FILES = ("file", "file, not converted")
+CASES = [
+    *((name, given) for name in COLOURS for given in ("RGB", *FILES)),
+    *((name, given) for name in ANY for given in ("RGB", "L", "RGBA", *(FILES if name != "nothing known" else ()))),
+    *((f"{name}, alone", given) for name in SINGLE for given in FILES),
+]
+
+
+def reading(transform: Any, convert: bool) -> Callable[[bytes], Any]:
+    """Return what a dataset does that opens a file itself, and all that it sees of the image afterwards."""
+
+    def read(data: bytes) -> Any:
+        image = Image.open(io.BytesIO(data))
+        result = transform(image.convert("RGB") if convert else image)
+        return result, image.size, image.tile, image.fp is None or convert
+
+    return read
 
 
 @GENERATIONS
-@pytest.mark.parametrize(("name", "mode"), CASES)
+@pytest.mark.parametrize(("name", "given"), CASES)
 @pytest.mark.filterwarnings("ignore:The transform `ToTensor")
-def test_the_same_as_torchvision(name: str, mode: str, t: Any) -> None:
-    compose = t.Compose({**COLOURS, **ANY}[name](t))
+def test_the_same_as_torchvision(name: str, given: str, t: Any) -> None:
+    alone = name.endswith(", alone")
+    transform = SINGLE[name.removesuffix(", alone")](t) if alone else t.Compose({**COLOURS, **ANY}[name](t))
     for seed, size in enumerate([(90, 60), (50, 81), (64, 64), (33, 200)]):
-        assert_as_torchvision(compose, picture(*size, mode, seed))
-    if name in COLOURS:
-        assert (0, 6 if name == "jitter between" else 4) in runs(compose)
+        if given in FILES:
+            data = jpeg(picture(*size, seed=seed), subsampling=seed % 3)
+            assert_as_torchvision(reading(transform, given == "file"), lambda data=data: (data,))
+        else:
+            assert_as_torchvision(transform, picture(*size, given, seed))
+    if name in COLOURS and given != "file, not converted":
+        assert (0, 6 if name == "jitter between" else 4) in runs(transform)
 
 
 def test_the_image_type_of_torchvision() -> None:

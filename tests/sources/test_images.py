@@ -119,30 +119,6 @@ def test_what_is_refused(paths, labels, error, words):
         penstock.Images(paths, labels)
 
 
-def test_files_that_are_missing_or_damaged(files):
-    os.unlink(files[1])
-    Path(files[6]).write_bytes(b"no image")
-    loader = penstock.DataLoader(penstock.Images(files, transform=EVAL), batch_size=1)
-    passing = iter(loader)
-    next(passing)
-    with pytest.raises(penstock.MissingSample, match=r"1\.jpg"):
-        next(passing)
-    images, replace = penstock.Images(files, transform=EVAL), penstock.Replace(max_share=0.2)
-    assert [len(batch) for batch in penstock.DataLoader(images, batch_size=5, on_error=replace)] == [5, 5]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_transforms_that_end_in_python(files, workers):
-    def halved(image):
-        return np.asarray(image)[::2] // 2
-
-    transform, labels = v1.Compose([v1.Resize((24, 24)), halved]), list("abcdefghij")
-    for given in (None, labels):
-        ours, theirs = loaders(penstock.Images(files, given, transform), table(files, given, transform), workers)
-        assert_same(list(ours), list(theirs))
-        assert "answered natively" in ours.explain()
-
-
 NAMED = (
     *("DatasetFolder", "ImageNet", "Country211", "EuroSAT", "DTD", "FGVCAircraft", "Flowers102", "Food101", "SUN397"),
     *("GTSRB", "Imagenette", "RenderedSST2", "StanfordCars"),

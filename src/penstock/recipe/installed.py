@@ -37,10 +37,10 @@ def recipe_of(augmentation: dict[str, Any], channels: int = 3) -> _native.Recipe
     return _native.Recipe(channels, [operation], "uint8", "hwc", None, [])
 
 
-def noise(height: int, width: int, channels: int = 3) -> NDArray[np.uint8]:
-    """Return pixels of noise, the same ones each time: (height, width, channels)."""
-    counter = np.arange(height * width * channels, dtype=np.uint64)
-    return (counter * 2654435761 >> 13).astype(np.uint8).reshape(height, width, channels)
+def noise(height: int, width: int) -> NDArray[np.uint8]:
+    """Return pixels of noise, the same ones each time: (height, width, 3)."""
+    counter = np.arange(height * width * 3, dtype=np.uint64)
+    return (counter * 2654435761 >> 13).astype(np.uint8).reshape(height, width, 3)
 
 
 @cache
