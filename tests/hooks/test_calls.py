@@ -107,9 +107,10 @@ def test_errors_are_the_originals(tmp_path: Path) -> None:
     (tmp_path / "0.pt").write_bytes(b"nothing")
     torch.save({"when": Path("x")}, tmp_path / "1.pt")
     path = str(tmp_path / "0.pt")
+    many: Any = [path] * 6
     calls: list[Callable[[], Any]] = [
         *(lambda: torch.load(f"{path}missing"), lambda: torch.load(path), lambda: torch.load(tmp_path / "1.pt")),
-        *(lambda: torch.load(), lambda: np.load(f"{path}missing"), lambda: np.load(*[path] * 6)),  # type: ignore[call-arg]
+        *(lambda: torch.load(), lambda: np.load(f"{path}missing"), lambda: np.load(*many)),  # type: ignore[call-arg]
     ]
     for call in calls:
         with pytest.raises(Exception, match=r"."):

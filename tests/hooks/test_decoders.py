@@ -166,17 +166,6 @@ def test_every_file_in_every_mode(library: Any, name: str) -> None:
         assert assert_as_outside(library.decode(CORPUS[name])) == 1
 
 
-@pytest.mark.parametrize("sampling", [411, 420, 422, 440, 444])
-def test_files_of_opencv(library: Any, sampling: int) -> None:
-    chosen = getattr(cv2, f"IMWRITE_JPEG_SAMPLING_FACTOR_{sampling}")
-    for seed, (width, height) in enumerate(SIZES):
-        written = [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, chosen, cv2.IMWRITE_JPEG_QUALITY, 60 + 8 * (seed % 5)]
-        written += [cv2.IMWRITE_JPEG_RST_INTERVAL, seed % 3, cv2.IMWRITE_JPEG_OPTIMIZE, seed % 2]
-        done, data = cv2.imencode(".jpg", np.asarray(picture(width, height, seed)), written)
-        assert done
-        assert assert_as_outside(library.decode(data.tobytes())) == (sampling != 411)
-
-
 def with_other_metadata(orientation: int, *, big_endian: bool) -> Iterator[bytes]:
     """Yield files whose metadata is damaged, there twice, or not where it should be."""
     data = oriented(orientation, big_endian=big_endian, image=picture(50, 31))

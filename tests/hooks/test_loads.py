@@ -28,7 +28,18 @@ from penstock.hooks.calls import natively
 from penstock.hooks.loads import Refused, load_numpy, load_torch as load
 from tests.corrupt import archive_of, npy, npy_with_header, saved
 from tests.forking import assert_in_child
-from tests.hooks.loaded import answered, answered_by, assert_equal, corpus, filled, random_object, refused, refused_by
+from tests.hooks.loaded import (
+    ARRAY_DTYPES,
+    answered,
+    answered_by,
+    assert_equal,
+    corpus,
+    filled,
+    filled_array,
+    random_object,
+    refused,
+    refused_by,
+)
 from tests.same import assert_same, assert_same_outcome
 from tests.waiting import run_in_threads
 
@@ -322,14 +333,7 @@ def test_nothing_in_a_file_is_called() -> None:
     assert not RAN
 
 
-ARRAY_DTYPES = ["|u1", "|i1", "|b1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8", "<c8", "<c16"]
 SHAPES: list[tuple[int, ...]] = [(), (0,), (1,), (5,), (3, 4), (2, 0, 3), (2, 3, 4), (1, 7), (7, 1), (1, 2) * 4]
-
-
-def filled_array(shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    count = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-    data = (np.arange(count) * 37 % 251).astype(np.uint8)
-    return np.ascontiguousarray(data % 2 if dtype == "|b1" else data).view(dtype).reshape(shape)
 
 
 array_answered = partial(answered_by, load_numpy)

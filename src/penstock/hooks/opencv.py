@@ -89,7 +89,7 @@ def _turns() -> tuple[Callable[[Any], Any], ...]:
         lambda image: image,
         *(partial(cv2.flip, flipCode=code) for code in (1, 0, -1)),
     )
-    return (*flips, *(lambda image, flip=flip: flip(cv2.transpose(image)) for flip in flips))  # type: ignore[misc]
+    return (*flips, *(lambda image, flip=flip: flip(cv2.transpose(image)) for flip in flips))
 
 
 @cache
