@@ -143,6 +143,16 @@ def test_a_function_is_pickled_and_put_back(name: str) -> None:
     assert b"penstock" not in pickle.dumps(before) and pickle.loads(pickle.dumps(before)) is before
 
 
+def test_pickle_looks_for_a_function_without_a_module_in_all_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load() -> None:
+        pass
+
+    load.__module__, load.__qualname__ = None, "load"  # type: ignore[assignment]
+    monkeypatch.setitem(sys.modules, "torchaudio", None)  # as where it is not installed
+    with pytest.raises((pickle.PicklingError, AttributeError)):
+        pickle.dumps(load)
+
+
 #: A program that imports a function by name, before any loader reads, is answered.
 HELD = """
 import sys, torch, penstock

@@ -116,10 +116,11 @@ def __getattr__(name: str) -> Any:
     passes, so that pickle looks for them in all modules, and must not find them here.
     """
     function = name.removesuffix(_OURS)
-    home = next((home for home, known, _ in OF_PACKAGES if known == function), None)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(home), function)
+    home = next((home for home, known, _ in OF_PACKAGES if known == function), "")
+    try:
+        found = getattr(importlib.import_module(home), function)
+    except (ImportError, ValueError):  # the package is not installed, or there is none
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
     theirs = original_of(found) if name == function else None
     return theirs or _of_packages.get((home, function), (found, None))[0]
 
