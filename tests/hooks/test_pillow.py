@@ -23,6 +23,7 @@ from torchvision.transforms._presets import ImageClassification
 from penstock.hooks.calls import natively
 from penstock.recipe import encoded_image
 from penstock.recipe.encoded_image import is_encoded
+from tests.corrupt import damages
 from tests.hooks.jpegs import FILES, OTHERS, PLAIN, assert_as_pillow, encoded, jpeg, outcome, picture
 from tests.same import assert_same
 from tests.waiting import run_in_threads
@@ -204,15 +205,6 @@ def test_files_that_are_gone_or_changed_by_then(tmp_path: Path) -> None:
         assert_as_pillow(changed, data)
 
 
-def damaged() -> Iterator[bytes]:
-    """Yield a small file with one byte flipped, each in turn, and cut off after each byte."""
-    data = jpeg(picture(20, 18), restart_marker_blocks=2, quality=40)
-    for at in range(len(data)):
-        yield data[:at]
-        for flip in (0x01, 0x80, 0xFF):
-            yield data[:at] + bytes([data[at] ^ flip]) + data[at + 1 :]
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_damaged_files() -> None:
     crop = v1.Compose([v1.RandomResizedCrop(8), v1.ToTensor()])
@@ -227,7 +219,8 @@ def test_damaged_files() -> None:
         except Exception as error:
             raise AssertionError("an error came after convert()") from error
 
-    for number, data in enumerate(damaged()):
+    small = jpeg(picture(20, 18), restart_marker_blocks=2, quality=40)
+    for number, data in enumerate(damages(small, random.Random(2), flips=3)):
         with natively():
             found = outcome(shown, data)
         wanted = outcome(shown, data)

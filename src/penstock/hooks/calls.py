@@ -30,11 +30,11 @@ from penstock.hooks import images, opencv
 from penstock.hooks.arrays import from_file, load_safetensors, map_file
 from penstock.hooks.audio import load_torchaudio, read_from, read_sound
 from penstock.hooks.loads import Refused, load_numpy, load_torch, look_at_settings
-from penstock.hooks.rows import get_rows
 from penstock.recipe import compose_hook
 from penstock.recipe.encoded_image import converted_to_rgb, leave_encoded
 from penstock.recipe.originals import add_methods, is_original
 from penstock.recipe.patches import Lease, Patches, in_worker, original_of, work_in_this_process, working, wrap
+from penstock.tables import hugging_face
 
 
 @contextmanager
@@ -150,6 +150,19 @@ def _converting(original: Any) -> Any:
     return convert
 
 
+def _get_rows(dataset: Any, key: Any) -> Any:
+    """Return what datasets.Dataset's `dataset[key]` returns, or Refused: in the formats of Python and arrays."""
+    if type(key) not in (int, list) or not hugging_face.is_dataset(dataset):
+        return Refused("it has another kind of index")
+    rows = hugging_face.rows_of(dataset)
+    if rows is None:
+        return Refused(f"the package makes the format {dataset._format_type!r}")
+    try:
+        return rows.answer(dataset, key)
+    except hugging_face.NotGathered as why:
+        return Refused(str(why))
+
+
 #: Methods that are answered; each is given itself, or the class, as the first argument.
 METHODS = (
     ("PIL.Image", "Image", "convert", _converting),
@@ -159,7 +172,7 @@ METHODS = (
         "datasets.arrow_dataset",
         "Dataset",
         "__getitem__",
-        partial(_answered_natively, get_rows, "datasets.Dataset.__getitem__"),
+        partial(_answered_natively, _get_rows, "datasets.Dataset.__getitem__"),
     ),
 )
 
