@@ -139,7 +139,9 @@ def by_name(name: str, files: list[str], transform: Any = EVAL) -> Any:
 @pytest.mark.parametrize("name", NAMED)
 def test_datasets_by_name(files, name):
     dataset = by_name(name, files)
-    assert_same_batches(*loaders(dataset, dataset))
+    ours, theirs = loaders(dataset, dataset)
+    assert "native threads fill" in ours.explain()
+    assert_same_batches(ours, theirs)
     dataset.target_transform = lambda label: label * 2.5
     assert_same_batches(*loaders(dataset, dataset))
     dataset.transform = np.array
