@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock.hooks import calls, images, opencv
+from penstock.hooks import calls, images
 from penstock.recipe import compose_hook, keyed_methods
 
 PAGE = Path(__file__).parents[1] / "docs" / "workers.md"
@@ -37,7 +37,6 @@ def answered() -> Iterator[str]:
     yield from (f"{home}.{kind}.{method}" for home, kind, method, _ in (*calls.METHODS, *compose_hook.METHODS))
     yield from (f"torchvision.io.{name}" for name in images.OF_TORCHVISION)
     yield from (f"torchcodec.decoders.{name}" for name in images.OF_TORCHCODEC)
-    yield from (f"cv2.{name}" for name in opencv.ANSWERS)
 
 
 def drawn() -> Iterator[str]:

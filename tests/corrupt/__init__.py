@@ -4,11 +4,12 @@ The formats are those of `torch.save` (a zip of stored records, PKWARE APPNOTE) 
 """
 
 import io
+import random
 import struct
 import zipfile
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -91,6 +92,18 @@ class Archive:
 
     def plus(self, *records: Record) -> "Archive":
         return replace(self, records=self.records + records)
+
+
+def damages(content: bytes, draw: random.Random, *, flips: int = 1, head: int | None = None) -> Iterator[bytes]:
+    """Yield a file that was cut off after each byte, and with a bit flipped of each byte, so many times.
+
+    head: only of so many first bytes; behind them it is cut off here and there.
+    """
+    head = len(content) if head is None else head
+    yield from (content[:length] for length in (*range(head), *range(head, len(content), 23)))
+    for _ in range(flips):
+        for place in range(head):
+            yield content[:place] + bytes([content[place] ^ 1 << draw.randrange(8)]) + content[place + 1 :]
 
 
 def saved(value: object, **options: object) -> bytes:

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from penstock.hooks.loads import Refused, load_torch as load
@@ -20,6 +21,9 @@ DTYPES = [
 ]  # fmt: skip
 if hasattr(torch, "float8_e8m0fnu"):  # of torch 2.7
     DTYPES.append(torch.float8_e8m0fnu)
+
+
+ARRAY_DTYPES = ["|u1", "|i1", "|b1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8", "<c8", "<c16"]
 
 
 class Pairs:
@@ -82,6 +86,13 @@ def filled(shape: tuple[int, ...], dtype: torch.dtype, begin: int = 0) -> torch.
     """Return a tensor whose bytes differ from their neighbours (bool: 0 and 1)."""
     data = (torch.arange(math.prod(shape) * dtype.itemsize, dtype=torch.int64) + begin) * 37 % 251
     return (data % 2 if dtype == torch.bool else data).to(torch.uint8).view(dtype).reshape(shape)
+
+
+def filled_array(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Return an array whose bytes differ from their neighbours, as filled() does."""
+    count = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    data = (np.arange(count) * 37 % 251).astype(np.uint8)
+    return np.ascontiguousarray(data % 2 if dtype == "|b1" else data).view(dtype).reshape(shape)
 
 
 def corpus() -> dict[str, Any]:

@@ -6,6 +6,7 @@ import io
 import random
 import struct
 import wave
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ import scipy.io.wavfile
 import torch
 
 import penstock
-from tests import in_workers, python_processes
-from tests.in_workers import Worker, answered, is_answered, refused
+from tests import python_processes
+from tests.corrupt import damages
+from tests.data import Made
+from tests.in_workers import Worker, answered, is_answered, refused, within
 from tests.same import assert_same
 
 soundfile = pytest.importorskip("soundfile", reason="soundfile is not installed: pip install soundfile")
@@ -141,21 +144,16 @@ def torchaudio_load(*arguments: Any, **named: Any) -> Any:
     return pytest.importorskip("torchaudio").load(*arguments, **named)
 
 
-def outcome(call: Any) -> Any:
+def outcome(call: Callable[[], Any]) -> Any:
     try:
         return call()
     except Exception as error:
         return type(error), str(error).partition("<")[0]
 
 
-def alike(ours: Any, theirs: Any) -> None:
-    assert type(ours) is type(theirs)
-    for one, other in zip(ours, theirs, strict=True) if isinstance(ours, tuple) else [(ours, theirs)]:
-        assert_same(one, other)
-
-
-def within(call: Any) -> Any:
-    return in_workers.within(outcome, call)
+def assert_alike(call: Callable[[], Any]) -> None:
+    """Assert that a call gives or raises in our workers what it does elsewhere."""
+    assert_same(within(outcome, call), outcome(call))
 
 
 @pytest.fixture
@@ -173,7 +171,7 @@ def test_soundfile(corpus: dict[str, str]) -> None:
         for number, (start, stop, frames) in enumerate(RANGES):
             for dtype in DTYPES if number < 2 else DTYPES[number % 4 :][:1]:
                 options = {"start": start, "stop": stop, "frames": frames, "dtype": dtype, "always_2d": number % 2 == 0}
-                alike(within(lambda: soundfile.read(path, **options)), outcome(lambda: soundfile.read(path, **options)))  # noqa: B023
+                assert_alike(partial(read, path, **options))
         if is_answered(read, path):
             answers.add(name)
     writers = {f"wave {width} {channels}" for width in (1, 2, 3, 4) for channels in (1, 2, 6)}
@@ -192,12 +190,12 @@ def test_soundfile(corpus: dict[str, str]) -> None:
 def test_soundfile_objects(corpus: dict[str, str]) -> None:
     for path in corpus.values():
 
-        def read() -> Any:
+        def read_parts() -> Any:
             with soundfile.SoundFile(path) as file:  # noqa: B023
                 parts = [file.read(10, "float32"), file.tell(), file.seek(40), file.read(always_2d=True), file.tell()]
                 return [*parts, file.read(5), file.seek(3), file.read(2, "int16"), file.read(1, fill_value=0.0)]
 
-        alike(within(read), outcome(read))
+        assert_alike(read_parts)
 
 
 def test_what_is_left_to_soundfile(corpus: dict[str, str], tmp_path: Path) -> None:
@@ -208,9 +206,9 @@ def test_what_is_left_to_soundfile(corpus: dict[str, str], tmp_path: Path) -> No
         {"nonsense": 1}, {"start": np.int64(3), "stop": np.int8(9)},
     ]  # fmt: skip
     for options in cases:
-        alike(within(lambda: soundfile.read(path, **options)), outcome(lambda: soundfile.read(path, **options)))  # noqa: B023
-    alike(within(lambda: soundfile.read(path + "missing")), outcome(lambda: soundfile.read(path + "missing")))
-    alike(within(lambda: soundfile.read(Path(path))), outcome(lambda: soundfile.read(path)))
+        assert_alike(partial(read, path, **options))
+    assert_alike(partial(read, path + "missing"))
+    assert_alike(partial(read, Path(path)))
     with open(path, "rb") as file:
         assert "BufferedReader" in repr(file) and "path" in refused(read, file)
     soundfile.write(tmp_path / "x.flac", noise(50, 2), RATE)
@@ -228,16 +226,9 @@ def test_damaged_files(tmp_path: Path) -> None:
         by_hand()["extensible 3"],
         riff(fmt(1, 32, 3), chunk(b"fact", b"\x18\0\0\0"), FLOATS),
     ):
-        head = content.index(b"data") + 12
-        damaged = [content[:length] for length in (*range(head), *range(head, len(content), 23))]
-        for _ in range(4):
-            for place in range(head):
-                flipped = bytearray(content)
-                flipped[place] ^= 1 << draw.randrange(8)
-                damaged.append(bytes(flipped))
-        for one in damaged:
-            Path(path).write_bytes(one)
-            alike(within(lambda: soundfile.read(path)), outcome(lambda: soundfile.read(path)))
+        for damaged in damages(content, draw, flips=4, head=content.index(b"data") + 12):
+            Path(path).write_bytes(damaged)
+            assert_alike(lambda: soundfile.read(path))
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of a closed file, within soundfile
@@ -251,7 +242,7 @@ def test_files_in_memory(corpus: dict[str, str]) -> None:
             ours, theirs = io.BytesIO(content), io.BytesIO(content)
             call = {"start": start, "stop": stop, "frames": frames}
             found, wanted = worker(outcome, partial(read, ours, **call)), outcome(partial(read, theirs, **call))
-            alike(found, wanted)
+            assert_same(found, wanted)
             assert ours.tell() == theirs.tell(), (name, call)
     assert worker.answered > 100
     moved, closed = io.BytesIO(b"1234"), io.BytesIO(b"")
@@ -273,16 +264,11 @@ assert "others than" in refused(lambda: soundfile.read(sys.argv[1]))
 
 
 def test_calls_in_a_dataset(corpus: dict[str, str]) -> None:
-    class Clips(torch.utils.data.Dataset[Any]):
-        def __len__(self) -> int:
-            return 8
-
-        def __getitem__(self, index: int) -> Any:
-            return soundfile.read(corpus["wave 2 1"], start=index, stop=index + 50, dtype="float32")
-
+    path = corpus["wave 2 1"]
+    clips = Made(lambda index: soundfile.read(path, start=index, stop=index + 50, dtype="float32"), 8)
     for options in ({}, {"num_workers": 1}, {"num_workers": 2, "worker_method": "thread"}):
-        loader = penstock.DataLoader(Clips(), 4, **options)
-        assert_same(list(loader), list(torch.utils.data.DataLoader(Clips(), 4)))
+        loader = penstock.DataLoader(clips, 4, **options)
+        assert_same(list(loader), list(torch.utils.data.DataLoader(clips, 4)))
         assert "calls    soundfile.read: 8 answered natively" in loader.explain()
 
 
@@ -301,20 +287,22 @@ def torchaudio(corpus: dict[str, str]) -> Any:
     return module
 
 
+def assert_same_bytes(call: Callable[[], Any]) -> None:
+    """Assert that a call gives or raises in our workers what it does elsewhere, but for strides."""
+    both = within(outcome, call), outcome(call)
+    ours, theirs = (
+        (one[0].dtype, one[0].shape, one[0].numpy().tobytes(), one[1]) if type(one[0]) is torch.Tensor else one
+        for one in both
+    )
+    assert ours == theirs
+
+
 def test_torchaudio(torchaudio: Any, corpus: dict[str, str]) -> None:
     answers = set()
     for name, path in corpus.items():
         for offset, frames in ((0, -1), (5, 20), (90, 50), (10**6, -1), (3, 0), (-4, 7)):
             for first in (True, False) if offset == 5 else (True,):
-                call = lambda: torchaudio.load(path, offset, frames, channels_first=first)  # noqa: B023, E731
-                ours, theirs = within(call), outcome(call)
-                if type(theirs[0]) is type:
-                    assert ours == theirs
-                else:
-                    assert (ours[0].dtype, ours[0].shape, ours[1]) == (theirs[0].dtype, theirs[0].shape, theirs[1]), (
-                        name
-                    )
-                    assert ours[0].numpy().tobytes() == theirs[0].numpy().tobytes(), name
+                assert_same_bytes(partial(torchaudio_load, path, offset, frames, channels_first=first))
         if is_answered(torchaudio_load, path):
             answers.add(name)
     assert {
@@ -337,17 +325,12 @@ def test_what_is_left_to_torchaudio(torchaudio: Any, corpus: dict[str, str]) -> 
     assert "modes" in refused(load_to_meta)
     assert not is_answered(torchaudio_load, io.BytesIO(b""))
     for arguments in ((path + "x",), (path, "a"), (), (path, 0, 1.5)):
-        assert within(lambda: torchaudio.load(*arguments)) == outcome(lambda: torchaudio.load(*arguments))  # noqa: B023
+        assert_same_bytes(lambda: torchaudio.load(*arguments))  # noqa: B023
 
 
 def test_damaged_files_of_torchaudio(torchaudio: Any, tmp_path: Path) -> None:
     path, draw = str(tmp_path / "x.wav"), random.Random(9)
     for content in (by_hand()["list before"], by_hand()["extensible 3"]):
-        for place in range(content.index(b"data") + 12):
-            flipped = bytearray(content)
-            flipped[place] ^= 1 << draw.randrange(8)
-            Path(path).write_bytes(flipped)
-            ours, theirs = within(lambda: torchaudio.load(path)), outcome(lambda: torchaudio.load(path))
-            same = type(ours[0]) is torch.Tensor and type(theirs[0]) is torch.Tensor
-            assert (ours[1], ours[0].shape) == (theirs[1], theirs[0].shape) if same else ours == theirs
-            assert not same or ours[0].numpy().tobytes() == theirs[0].numpy().tobytes()
+        for damaged in damages(content, draw, head=content.index(b"data") + 12):
+            Path(path).write_bytes(damaged)
+            assert_same_bytes(lambda: torchaudio.load(path))

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader as TorchDataLoader
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
@@ -227,13 +226,6 @@ def test_nothing_is_raised_that_torchvision_would_not(make: Callable[[], Any]) -
     ours, theirs = make(), make()
     for _ in range(3):
         assert_same_outcome(lambda: natively(ours, picture()), lambda: theirs(picture()))
-
-
-def test_odd_ones_in_loaders() -> None:
-    odd = Photos()
-    odd.transform = Equal(parts())
-    found = list(penstock.DataLoader(odd, batch_size=4, num_workers=2, worker_method="thread"))
-    assert_same(found, list(TorchDataLoader(odd, batch_size=4)))
 
 
 def test_a_method_of_one_that_is_none() -> None:

@@ -7,21 +7,19 @@ import random
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader as TorchDataLoader
 from torchvision import transforms as v1
 from torchvision.transforms import v2
+from torchvision.transforms._presets import ImageClassification
 
-import penstock
 import penstock._native as _native
 from penstock.recipe import torchvision
-from tests.data import Made
+from tests.hooks.jpegs import jpeg
 from tests.recipe.against_torchvision import GENERATIONS, MEAN, STD, assert_as_torchvision, natively, picture, runs
 from tests.same import assert_same
 from tests.waiting import run_in_threads
@@ -32,6 +30,7 @@ BICUBIC = v2.InterpolationMode.BICUBIC
 COLOURS = {
     "imagenet": lambda t: [t.RandomResizedCrop(40), t.RandomHorizontalFlip(), t.ToTensor(), t.Normalize(MEAN, STD)],
     "validation": lambda t: [t.Resize(48), t.CenterCrop(40), t.ToTensor(), t.Normalize(MEAN, STD)],
+    "reference": lambda t: [t.RandomResizedCrop(30), t.TrivialAugmentWide(), t.PILToTensor(), t.RandomErasing(0.5)],
     "jitter between": lambda t: [
         *(t.RandomResizedCrop(40), t.ColorJitter(0.4, 0.4, 0.4), t.RandomVerticalFlip()),
         *(t.ToTensor(), t.Normalize(MEAN, STD), t.RandomErasing()),
@@ -49,22 +48,58 @@ ANY = {
     "nested": lambda t: [t.Compose([t.CenterCrop(60), t.Compose([t.RandomHorizontalFlip()])]), t.ToTensor()],
     "a function": lambda t: [t.Resize(32), t.Lambda(lambda image: image.rotate(90)), t.Resize(16), t.ToTensor()],
     "nothing known": lambda t: [t.Lambda(lambda image: image)],
+    "jitter first": lambda t: [t.ColorJitter(0.4, 0.4), t.RandomResizedCrop(30), t.ToTensor()],
+    "nothing done first": lambda t: [t.RandomHorizontalFlip(0.0), t.PILToTensor()],
     "doubles": lambda t: [t.Resize(16), t.ToTensor(), t.ConvertImageDtype(torch.float64)],
 }
 
 
-CASES = [*((name, "RGB") for name in COLOURS), *((name, mode) for name in ANY for mode in ("RGB", "L", "RGBA"))]
+#: Transforms that are called by themselves.
+SINGLE: dict[str, Callable[[Any], Any]] = {
+    "resized crop": lambda t: t.RandomResizedCrop(32),
+    "resize": lambda t: t.Resize(20),
+    "resize both": lambda t: t.Resize((20, 30), interpolation=BICUBIC),
+    "centre": lambda t: t.CenterCrop(33),
+    "crop": lambda t: t.RandomCrop(33),
+    "to tensor": lambda t: t.ToTensor(),
+    "flip": lambda t: t.RandomHorizontalFlip(1.0),
+    "grey": lambda t: t.Grayscale(),
+    "five": lambda t: t.FiveCrop(20),
+    "preset": lambda t: ImageClassification(crop_size=40, resize_size=48),
+}
+FILES = ("file", "file, not converted")
+CASES = [
+    *((name, given) for name in COLOURS for given in ("RGB", *FILES)),
+    *((name, given) for name in ANY for given in ("RGB", "L", "RGBA", *(FILES if name != "nothing known" else ()))),
+    *((f"{name}, alone", given) for name in SINGLE for given in FILES),
+]
+
+
+def reading(transform: Any, convert: bool) -> Callable[[bytes], Any]:
+    """Return what a dataset does that opens a file itself, and all that it sees of the image afterwards."""
+
+    def read(data: bytes) -> Any:
+        image = Image.open(io.BytesIO(data))
+        result = transform(image.convert("RGB") if convert else image)
+        return result, image.size, image.tile, image.fp is None or convert
+
+    return read
 
 
 @GENERATIONS
-@pytest.mark.parametrize(("name", "mode"), CASES)
+@pytest.mark.parametrize(("name", "given"), CASES)
 @pytest.mark.filterwarnings("ignore:The transform `ToTensor")
-def test_the_same_as_torchvision(name: str, mode: str, t: Any) -> None:
-    compose = t.Compose({**COLOURS, **ANY}[name](t))
+def test_the_same_as_torchvision(name: str, given: str, t: Any) -> None:
+    alone = name.endswith(", alone")
+    transform = SINGLE[name.removesuffix(", alone")](t) if alone else t.Compose({**COLOURS, **ANY}[name](t))
     for seed, size in enumerate([(90, 60), (50, 81), (64, 64), (33, 200)]):
-        assert_as_torchvision(compose, picture(*size, mode, seed))
-    if name in COLOURS:
-        assert (0, 6 if name == "jitter between" else 4) in runs(compose)
+        if given in FILES:
+            data = jpeg(picture(*size, seed=seed), subsampling=seed % 3)
+            assert_as_torchvision(reading(transform, given == "file"), lambda data=data: (data,))
+        else:
+            assert_as_torchvision(transform, picture(*size, given, seed))
+    if name in COLOURS and given != "file, not converted":
+        assert (0, 6 if name == "jitter between" else 4) in runs(transform)
 
 
 def test_the_image_type_of_torchvision() -> None:
@@ -220,53 +255,6 @@ def test_many_threads_at_once() -> None:
             assert_same(natively(compose, images[number]), wanted[number])
 
     run_in_threads(4, work)
-
-
-class Photos(Made):
-    """As users write it: an image is opened and a Compose is called on it."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(self.opened, 12)
-        self.paths = [folder / f"{number}.png" for number in range(12)]
-        for number, path in enumerate(self.paths):
-            picture(50 + number, 40, seed=number).save(path)
-        self.transform = v1.Compose(COLOURS["imagenet"](v1))
-
-    def opened(self, index: int) -> Any:
-        return self.transform(Image.open(self.paths[index]).convert("RGB")), bool(runs(self.transform))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("method", [None, "process"])
-def test_loaders_give_what_torchs_gives(tmp_path: Any, workers: int, method: Any) -> None:
-    def batches(make: Any, **options: Any) -> list[Any]:
-        torch.manual_seed(3)
-        return list(make(Photos(tmp_path), batch_size=4, shuffle=True, num_workers=workers, **options))
-
-    found = batches(penstock.DataLoader, worker_method=method)
-    for (images, natively_done), (expected, never) in zip(found, batches(TorchDataLoader), strict=True):
-        assert torch.equal(images, expected)
-        assert natively_done.any() == (method is None) and not never.any()
-
-
-def test_with_a_seed_any_number_of_workers_gives_the_same(tmp_path: Any) -> None:
-    dataset = Photos(tmp_path)
-    first, *others = (
-        [images for images, _ in penstock.DataLoader(dataset, batch_size=4, shuffle=True, num_workers=workers, seed=3)]
-        for workers in (0, 1, 2)
-    )
-    assert_same(others, [first, first])
-
-
-def test_threads_run_it_natively(tmp_path: Any) -> None:
-    dataset = Photos(tmp_path)
-    dataset.transform = v1.Compose([v1.Resize(30), v1.CenterCrop(24), v1.ToTensor()])
-    loader = penstock.DataLoader(dataset, batch_size=4, num_workers=2, worker_method="thread", share_dataset=True)
-    found = [images for images, _ in loader]
-    assert runs(dataset.transform) == [(0, 3)]
-    for images, (expected, _) in zip(found, TorchDataLoader(dataset, batch_size=4), strict=True):
-        assert torch.equal(images, expected)
-    assert "native   the known transforms of the Compose at .transform, when the dataset calls it" in loader.explain()
 
 
 def test_a_thread_leaves_the_filters_of_warnings_alone() -> None:

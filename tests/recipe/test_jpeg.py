@@ -1,9 +1,12 @@
-"""The native JPEG decoder against Pillow, pixel by pixel."""
+"""The native JPEG decoder, and each set of instructions of its own code, against Pillow, pixel by pixel."""
 
 from __future__ import annotations
 
 import io
+import itertools
 import random
+import shutil
+import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +24,6 @@ from tests.jpegs import (
     PHOTOS,
     SAMPLINGS,
     Box,
-    Pixels,
     damaged,
     encode,
     extreme,
@@ -33,6 +35,8 @@ from tests.jpegs import (
     random_boxes,
     save,
 )
+from tests.native_testing import decode_jpeg_by
+from tests.recipe.jpeg_decoders import DECODERS, OWN, check, decoded
 from tests.waiting import run_in_threads
 
 GOOD = encode(40, 30, "4:2:0")
@@ -41,19 +45,6 @@ SIZES = [
     (1, 1), (2, 3), (5, 4), (8, 8), (9, 17), (16, 15), (17, 33), (18, 34), (31, 50), (34, 18), (35, 47), (66, 70),
     (97, 40),
 ]  # fmt: skip
-
-
-def native(data: bytes, box: Box | None = None) -> Pixels:
-    pixels = decode_jpeg(data, box)
-    assert not isinstance(pixels, str), pixels
-    return pixels
-
-
-def check(data: bytes, boxes: list[Box]) -> None:
-    reference = pillow(data)
-    for box in boxes:
-        x0, y0, x1, y1 = box
-        assert np.array_equal(native(data, box), reference[y0:y1, x0:x1]), box
 
 
 def all_edges(width: int, height: int, rng: random.Random) -> Iterator[Box]:
@@ -72,16 +63,76 @@ def all_edges(width: int, height: int, rng: random.Random) -> Iterator[Box]:
 @pytest.mark.parametrize("variant", VARIANTS, ids=("baseline", "progressive", "restarts"))
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_every_box_equals_pillow(sampling: str, variant: dict[str, Any]) -> None:
-    rng = random.Random(sampling)
+    rng, names = random.Random(sampling), DECODERS if variant != {"progressive": True} else DECODERS[:1]
     for number, (width, height) in enumerate(SIZES):
         data = encode(width, height, sampling, seed=number, **variant)
-        check(data, list(all_edges(width, height, rng)))
+        check(data, list(all_edges(width, height, rng)), names)
+    small = [(x0, y0, x1, y1) for x1 in range(11) for x0 in range(x1) for y1 in range(10) for y0 in range(y1)]
+    check(encode(10, 9, sampling, **variant), small, names)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_every_pixel_alone(sampling: str) -> None:
-    data = encode(37, 35, sampling)
-    check(data, [(x, y, x + 1, y + 1) for y in range(35) for x in range(37)])
+def test_every_size(sampling: str) -> None:
+    """From 1x1 on: whole images, of one block and of some, with and without columns to interpolate."""
+    for width, height in itertools.product((1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 18, 31, 32, 33, 47), repeat=2):
+        check(encode(width, height, sampling, seed=width * height, quality=90), [(0, 0, width, height)])
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_qualities(sampling: str) -> None:
+    rng = random.Random(sampling)
+    for quality in range(1, 101):
+        options: dict[str, Any] = ({}, {"optimize": True}, {"restart_marker_blocks": 7})[quality % 3]
+        data = encode(150, 45, sampling, seed=quality, quality=quality, **options)
+        check(data, [(0, 0, 150, 45), *random_boxes(150, 45, rng, 2)], ("libjpeg", *DECODERS))
+
+
+def test_tables_of_the_user() -> None:
+    """Quantisation by other tables for luma and chroma than libjpeg's own, as mozjpeg and guetzli write them."""
+    rng = np.random.default_rng(5)
+    image = Image.fromarray(picture(203, 151))
+    for number in range(10):
+        tables = [rng.integers(1, (3, 30, 256)[number % 3], 64).tolist() for _ in range(2)]
+        data = save(image, qtables=tables, subsampling=number % 3)
+        check(data, [(0, 0, 203, 151), *random_boxes(203, 151, random.Random(number), 3)])
+
+
+@pytest.mark.parametrize("sampling", ["4:4:4", "4:2:2", "4:2:0"])
+def test_files_of_opencv(sampling: str) -> None:
+    cv2 = pytest.importorskip("cv2")
+    chosen = {"4:4:4": "444", "4:2:2": "422", "4:2:0": "420"}[sampling]
+    sampled = [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, getattr(cv2, f"IMWRITE_JPEG_SAMPLING_FACTOR_{chosen}")]
+    for quality in (20, 75, 95):
+        more = [cv2.IMWRITE_JPEG_QUALITY, quality, cv2.IMWRITE_JPEG_OPTIMIZE, quality % 2]
+        more += [cv2.IMWRITE_JPEG_RST_INTERVAL, quality // 20]
+        done, encoded = cv2.imencode(".jpg", picture(131, 83, quality), [*sampled, *more])
+        assert done
+        check(encoded.tobytes(), [(0, 0, 131, 83), *random_boxes(131, 83, random.Random(quality), 4)])
+
+
+def test_files_of_imagemagick(tmp_path: Path) -> None:
+    convert = shutil.which("magick") or shutil.which("convert")
+    if convert is None:
+        pytest.skip("ImageMagick is not installed")
+    Image.fromarray(picture(131, 83)).save(tmp_path / "in.png")
+    for quality, sampling in ((40, "2x2"), (80, "2x1"), (92, "1x1"), (85, "1x2")):
+        out = tmp_path / f"{sampling}.jpg"
+        command = [convert, "in.png", "-quality", str(quality), "-sampling-factor", sampling, out.name]
+        if subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=60, check=False).returncode != 0:
+            pytest.skip("this ImageMagick does not convert")
+        check(out.read_bytes(), [(0, 0, 131, 83), *random_boxes(131, 83, random.Random(quality), 4)])
+
+
+def test_every_colour() -> None:
+    """Every pair of Cb and Cr, each with up to 64 Y: a block a pair, which the highest quality keeps."""
+    blue, red = (np.repeat(np.repeat(v, 8, axis=0), 8, axis=1) for v in np.mgrid[0:256, 0:256])
+    y = np.random.default_rng(1).integers(0, 256, blue.shape)
+    ycc = np.stack([y, blue, red], axis=2).astype(np.uint8)
+    data = save(Image.fromarray(ycc, "YCbCr"), quality=100, subsampling=0)
+    with Image.open(io.BytesIO(data)) as image:
+        image.draft("YCbCr", image.size)
+        assert np.array_equal(np.asarray(image)[..., 1:], ycc[..., 1:])
+    check(data, [(0, 0, *ycc.shape[1::-1])])
 
 
 def grey_scans(sides: list[tuple[int, int]]) -> tuple[bytes, list[bytes]]:
@@ -105,7 +156,7 @@ def test_one_scan_a_component(factor: int) -> None:
     data = b"\xff\xd8" + tables + segment(0xC0, head)
     for component, scan in enumerate(scans, start=1):
         data += segment(0xDA, bytes((1, component, 0, 0, 63, 0))) + scan
-    check(data + b"\xff\xd9", list(all_edges(64, 48, random.Random(1))))
+    check(data + b"\xff\xd9", list(all_edges(64, 48, random.Random(1))), ("product",))
 
     again = segment(0xDA, bytes((1, 1, 0, 0, 63, 0))) + scans[0]
     assert decode_jpeg(data + again * 600 + b"\xff\xd9") == "JPEG: too many scans"
@@ -167,7 +218,7 @@ PROGRESSIVE = encode(40, 30, "4:2:0", progressive=True)
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_left_to_pillow(data: bytes, reason: str, capfd: pytest.CaptureFixture[str]) -> None:
-    native(GOOD)  # whose tables must not serve the next image
+    decoded("product", GOOD)  # whose tables must not serve the next image
     assert decode_jpeg(data) == reason
     assert capfd.readouterr() == ("", "")
 
@@ -189,7 +240,7 @@ def test_metadata_that_pillow_refuses(marker: int, payload: bytes) -> None:
     except OSError:
         assert decode_jpeg(data) == certify_jpeg(data) == "JPEG: metadata that are cut off"
     else:
-        assert np.array_equal(native(data), reference)
+        assert np.array_equal(decoded("product", data), reference)
 
 
 HEADERS = encode(48, 40, "4:2:0")
@@ -260,30 +311,31 @@ def test_threads() -> None:
         for k in range(start, start + 60):
             i = k % len(data)
             decode_jpeg(data[i][: 100 + k * 7])  # mostly refused
-            assert np.array_equal(native(data[i], (3, 5, 80, 66)), reference[i][5:66, 3:80]), k
+            assert np.array_equal(decoded("product", data[i], (3, 5, 80, 66)), reference[i][5:66, 3:80]), k
 
     run_in_threads(4, work)
 
 
 def test_damaged_files() -> None:
-    """A damaged file is refused or gives Pillow's pixels; it is never accepted when Pillow refuses it."""
+    """A damaged file is refused or gives Pillow's pixels; decoded whole, it ends as by libjpeg alone."""
     bases = [encode(83, 61, s, quality=70, **v) for s in SAMPLINGS for v in VARIANTS]
     rng = random.Random(20)
     # libjpeg's SIMD code saturates coefficients that no encoder writes, and its C code wraps them: a build without SIMD
     # differs there from Pillow's wheels, on damaged files only.
-    alike = np.array_equal(native(extreme()), pillow(extreme()))
+    alike = np.array_equal(decoded("product", extreme()), pillow(extreme()))
     seen: Counter[str] = Counter()
     for _ in range(6000):
         data = damaged(rng.choice(bases), rng)
-        whole = decode_jpeg(data, None, 1 << 18)
-        box = (rng.randrange(20), rng.randrange(20), rng.randint(21, 50), rng.randint(21, 50))
+        whole, by_libjpeg = decode_jpeg(data, None, 1 << 18), decode_jpeg_by(data, "libjpeg")
+        if not (isinstance(whole, str) and whole.startswith("over Pillow's")):
+            assert np.array_equal(whole, by_libjpeg)  # pixels, or the same reason
+        x0, y0, x1, y1 = box = (rng.randrange(20), rng.randrange(20), rng.randint(21, 50), rng.randint(21, 50))
         part = decode_jpeg(data, box, 1 << 18)
         if isinstance(part, str):
             assert isinstance(whole, str) or part == "box outside the image"
             seen["refused"] += 1
             continue
         reference = pillow(data)
-        x0, y0, x1, y1 = box
         if alike:
             assert np.array_equal(part, reference[y0:y1, x0:x1])
             assert isinstance(whole, str) or np.array_equal(whole, reference)
@@ -294,5 +346,10 @@ def test_damaged_files() -> None:
 @pytest.mark.skipif(not PHOTOS.is_dir(), reason="no photos beside the project")
 def test_photos() -> None:
     rng = random.Random(5)
-    for data, image in photos(8):
-        check(data, [(0, 0, *image.size), *random_boxes(*image.size, rng, 3)])
+    for data, image in photos(20):
+        own = not isinstance(decode_jpeg_by(data, "portable", (0, 0, 1, 1)), str)
+        if isinstance(decode_jpeg(data), str):
+            assert not own and (image.mode == "CMYK" or image.format != "JPEG")
+            continue
+        boxes = [(0, 0, *image.size), *random_boxes(*image.size, rng, 3)]
+        check(data, boxes, ("product", OWN[-1]) if own else ("product",))

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import io
-import os
 import random
-import shutil
-import subprocess
-import sys
-from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,127 +12,21 @@ import pytest
 from PIL import Image
 
 from penstock._native import decode_jpeg
-from penstock.recipe.installed import decoded_alike
 from tests.jpeg_writer import ZIGZAG, Code, flat, segment, steep, write_jpeg
-from tests.jpegs import (
-    FACTORS,
-    PHOTOS,
-    SAMPLINGS,
-    Box,
-    Pixels,
-    damaged,
-    encode,
-    patched,
-    photos,
-    picture,
-    pillow,
-    random_boxes,
-    save,
-)
-from tests.native_testing import JpegRowStates, decode_jpeg_by, jpeg_decoders
+from tests.jpegs import FACTORS, SAMPLINGS, encode, patched, pillow, random_boxes, save
+from tests.native_testing import JpegRowStates, decode_jpeg_by
+from tests.recipe.jpeg_decoders import OWN, check, decoded as by
 
 pytestmark = pytest.mark.native
 
 Coefficients = npt.NDArray[np.int16]
 
-OWN = tuple(name for name in jpeg_decoders() if name != "libjpeg")
 #: What a Huffman code of AC coefficients may have.
 SYMBOLS = [0, 0xF0, *(run << 4 | size for run in range(16) for size in range(1, 16))]
 
 
 def factors_of(sampling: str) -> list[tuple[int, int]]:
     return [FACTORS[sampling]] if sampling == "grey" else [FACTORS[sampling], (1, 1), (1, 1)]
-
-
-def by(name: str, data: bytes, box: Box | None = None, states: JpegRowStates | None = None) -> Pixels:
-    pixels = decode_jpeg_by(data, name, box, states)
-    assert not isinstance(pixels, str), pixels
-    return pixels
-
-
-def check(data: bytes, boxes: list[Box], names: tuple[str, ...] = OWN) -> None:
-    """Compare the boxes of a file with libjpeg's pixels, and those with Pillow's."""
-    whole = by("libjpeg", data)
-    for name in names:
-        states = JpegRowStates()
-        for number, box in enumerate(boxes):
-            x0, y0, x1, y1 = box
-            found = by(name, data, box, states if number % 2 else None)
-            assert np.array_equal(found, whole[y0:y1, x0:x1]), (name, box)
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_every_size(sampling: str) -> None:
-    """From 1x1 on: whole images, of one block and of some, with and without columns to interpolate."""
-    sides = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 18, 31, 32, 33, 47)
-    for width in sides:
-        for height in sides:
-            data = encode(width, height, sampling, seed=width * height, quality=90)
-            reference = pillow(data)
-            for name in OWN:
-                assert np.array_equal(by(name, data), reference), (name, width, height)
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_every_box_of_a_small_image(sampling: str) -> None:
-    """Of a larger one every pair of columns with some rows, and every pair of rows with some columns."""
-    rng = random.Random(sampling)
-    small = [(x0, y0, x1, y1) for x1 in range(11) for x0 in range(x1) for y1 in range(10) for y0 in range(y1)]
-    check(encode(10, 9, sampling), small)
-    for width, height in ((3, 5), (35, 19), (19, 37)):
-        data = encode(width, height, sampling, seed=width)
-        columns = [(x0, x1) for x0 in range(width) for x1 in range(x0 + 1, width + 1)]
-        rows = [(y0, y1) for y0 in range(height) for y1 in range(y0 + 1, height + 1)]
-        boxes = [(x0, y0, x1, y1) for x0, x1 in columns for y0, y1 in [rng.choice(rows)]]
-        boxes += [(x0, y0, x1, y1) for y0, y1 in rows for x0, x1 in [rng.choice(columns)]]
-        check(data, boxes)
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_qualities(sampling: str) -> None:
-    rng = random.Random(sampling)
-    for quality in range(1, 101):
-        options: dict[str, Any] = ({}, {"optimize": True}, {"restart_marker_blocks": 7})[quality % 3]
-        data = encode(150, 45, sampling, seed=quality, quality=quality, **options)
-        assert np.array_equal(by("libjpeg", data), pillow(data))
-        assert np.array_equal(decode_jpeg(data), pillow(data))
-        check(data, [(0, 0, 150, 45), *random_boxes(150, 45, rng, 2)])
-
-
-def test_tables_of_the_user() -> None:
-    """Quantisation by other tables for luma and chroma than libjpeg's own, as mozjpeg and guetzli write them."""
-    rng = np.random.default_rng(5)
-    image = Image.fromarray(picture(203, 151))
-    for number in range(10):
-        tables = [rng.integers(1, (3, 30, 256)[number % 3], 64).tolist() for _ in range(2)]
-        data = save(image, qtables=tables, subsampling=number % 3)
-        check(data, [(0, 0, 203, 151), *random_boxes(203, 151, random.Random(number), 3)])
-
-
-@pytest.mark.parametrize("sampling", ["4:4:4", "4:2:2", "4:2:0"])
-def test_files_of_opencv(sampling: str) -> None:
-    cv2 = pytest.importorskip("cv2")
-    chosen = {"4:4:4": "444", "4:2:2": "422", "4:2:0": "420"}[sampling]
-    sampled = [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, getattr(cv2, f"IMWRITE_JPEG_SAMPLING_FACTOR_{chosen}")]
-    for quality in (20, 75, 95):
-        more = [cv2.IMWRITE_JPEG_QUALITY, quality, cv2.IMWRITE_JPEG_OPTIMIZE, quality % 2]
-        more += [cv2.IMWRITE_JPEG_RST_INTERVAL, quality // 20]
-        done, encoded = cv2.imencode(".jpg", picture(131, 83, quality), [*sampled, *more])
-        assert done
-        check(encoded.tobytes(), [(0, 0, 131, 83), *random_boxes(131, 83, random.Random(quality), 4)])
-
-
-def test_files_of_imagemagick(tmp_path: Path) -> None:
-    convert = shutil.which("magick") or shutil.which("convert")
-    if convert is None:
-        pytest.skip("ImageMagick is not installed")
-    Image.fromarray(picture(131, 83)).save(tmp_path / "in.png")
-    for quality, sampling in ((40, "2x2"), (80, "2x1"), (92, "1x1"), (85, "1x2")):
-        out = tmp_path / f"{sampling}.jpg"
-        command = [convert, "in.png", "-quality", str(quality), "-sampling-factor", sampling, out.name]
-        if subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=60, check=False).returncode != 0:
-            pytest.skip("this ImageMagick does not convert")
-        check(out.read_bytes(), [(0, 0, 131, 83), *random_boxes(131, 83, random.Random(quality), 4)])
 
 
 def quantised_by(data: bytes, table: list[int]) -> bytes:
@@ -174,18 +61,6 @@ def test_values_out_of_range(size: str, place: str) -> None:
         data = quantised_by(write_jpeg(blocks, (72 * h - 3, 24 * v - 1), factors, [codes] * len(factors)), table)
         assert np.array_equal(by("libjpeg", data), pillow(data))
         check(data, [(0, 0, 72 * h - 3, 24 * v - 1), (5, 9, 41, 15)])
-
-
-def test_every_colour() -> None:
-    """Every pair of Cb and Cr, each with up to 64 Y: a block a pair, which the highest quality keeps."""
-    blue, red = (np.repeat(np.repeat(v, 8, axis=0), 8, axis=1) for v in np.mgrid[0:256, 0:256])
-    y = np.random.default_rng(1).integers(0, 256, blue.shape)
-    ycc = np.stack([y, blue, red], axis=2).astype(np.uint8)
-    data = save(Image.fromarray(ycc, "YCbCr"), quality=100, subsampling=0)
-    with Image.open(io.BytesIO(data)) as image:
-        image.draft("YCbCr", image.size)
-        assert np.array_equal(np.asarray(image)[..., 1:], ycc[..., 1:])
-    check(data, [(0, 0, *ycc.shape[1::-1])])
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -226,43 +101,6 @@ def test_what_is_left_to_libjpeg() -> None:
     for data in (encode(40, 30, "4:2:0", progressive=True), cut, longer, odd):
         assert {decode_jpeg_by(data, name) for name in OWN} == {"JPEG: left to libjpeg"}
         assert np.array_equal(decode_jpeg(data), decode_jpeg_by(data, "libjpeg"))  # pixels, or the same reason
-
-
-def test_damaged_files() -> None:
-    """Decoded whole, a damaged file comes to the same end as by libjpeg alone: the same pixels, or the same reason."""
-    rng = random.Random(16)
-    bases = [encode(83, 61, s, quality=70, restart_marker_blocks=b) for s in SAMPLINGS for b in (0, 3)]
-    seen: Counter[str] = Counter()
-    for _ in range(3000):
-        data = damaged(rng.choice(bases), rng)
-        ours, reference = decode_jpeg(data, None, 1 << 18), decode_jpeg_by(data, "libjpeg")
-        if isinstance(ours, str) and ours.startswith("over Pillow's"):
-            continue
-        if isinstance(reference, str):
-            assert isinstance(ours, str) and ours == reference
-        else:
-            assert not isinstance(ours, str) and np.array_equal(ours, reference)
-        seen["refused" if isinstance(reference, str) else "decoded"] += 1
-    assert min(seen["refused"], seen["decoded"]) > 200, seen
-
-
-def test_another_libjpeg_is_noticed() -> None:
-    """libjpeg-turbo can be told to leave its SIMD code alone: values out of range come out otherwise then."""
-    assert decoded_alike()
-    script = "from penstock.recipe.installed import decoded_alike; assert not decoded_alike()"
-    without = {**os.environ, "JSIMD_FORCENONE": "1"}
-    done = subprocess.run([sys.executable, "-c", script], env=without, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.skipif(not PHOTOS.is_dir(), reason="no photos beside the project")
-def test_photos() -> None:
-    rng = random.Random(7)
-    for data, image in photos(20):
-        if isinstance(decode_jpeg_by(data, "portable", (0, 0, 1, 1)), str):
-            assert not isinstance(decode_jpeg(data), str) or image.mode == "CMYK" or image.format != "JPEG"
-            continue
-        check(data, [(0, 0, *image.size), *random_boxes(*image.size, rng, 3)], OWN[-1:])
 
 
 def check_states(data: bytes) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,8 +45,13 @@ def loaders(folder: Path, kind: Any, assisted: bool) -> tuple[Any, Any]:
     return penstock.DataLoader(dataset, batch_size=2), TorchDataLoader(dataset, batch_size=2)
 
 
-def test_this_pillow_decodes_as_the_native_core() -> None:
+def test_another_libjpeg_is_noticed() -> None:
+    """libjpeg-turbo can be told to leave its SIMD code alone: values out of range come out otherwise then."""
     assert installed.decoded_alike()
+    script = "from penstock.recipe.installed import decoded_alike; assert not decoded_alike()"
+    without = {**os.environ, "JSIMD_FORCENONE": "1"}
+    done = subprocess.run([sys.executable, "-c", script], env=without, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 class _OtherCore:

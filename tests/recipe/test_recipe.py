@@ -9,17 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torchvision.transforms.v2.functional as functional_v2
 from PIL import Image
 from scipy import stats
 from torch.utils.data import default_collate
 from torchvision import transforms as v1
-from torchvision.transforms import InterpolationMode, functional as functional_v1, v2
+from torchvision.transforms import InterpolationMode, v2
 
+import penstock
 import penstock._native as _native
+from penstock.recipe import keyed_methods
 from penstock.recipe.reader import read
 from penstock.recipe.steps import Recipe
-from tests.data import noise_image
+from tests.data import in_memory, noise_image
 from tests.recipe.against_torchvision import GENERATIONS, MEAN, MODES, STD, of_sample, recipe_of, refusal_of
 
 pytestmark = pytest.mark.native
@@ -174,60 +175,17 @@ def test_chains(t, mode):
     check(t.Compose([t.CenterCrop(20), t.Resize((7, 90)), t.CenterCrop((5, 5)), t.PILToTensor()]), mode)
 
 
-def replay(transforms, drawn, image):
-    """Apply the transforms with the parameters that the native core drew."""
-    remaining = iter(drawn)
-    for transform in transforms:
-        second = isinstance(transform, v2.Transform)
-        functional = functional_v2 if second else functional_v1
-        name = type(transform).__name__
-        if name in ("RandomHorizontalFlip", "RandomVerticalFlip"):
-            if next(remaining):
-                image = functional.hflip(image) if name == "RandomHorizontalFlip" else functional.vflip(image)
-        elif name == "RandomResizedCrop":
-            antialias = transform.antialias
-            box = next(remaining)
-            image = functional.resized_crop(image, *box, transform.size, transform.interpolation, antialias=antialias)
-        elif name == "RandomCrop":
-            image = functional.crop(padded(transform, image, functional), *next(remaining))
-        else:
-            nothing_to_do = name == "Grayscale" and image.mode == "L" and transform.num_output_channels == 1
-            if name in ("Resize", "CenterCrop", "Pad", "Grayscale") and not nothing_to_do:
-                assert next(remaining) is None
-            image = transform(image)
-    assert next(remaining, None) is None
-    return image
-
-
-def padded(crop, image, functional):
-    """Return the image as RandomCrop pads it."""
-    fill, mode = crop.fill, crop.padding_mode
-    height, width = crop.size
-    if isinstance(crop, v2.Transform):
-        left, right, top, bottom = crop.padding or (0, 0, 0, 0)
-        _, h, w = functional_v2.get_dimensions(image)
-        x = max(width - w - left - right, 0) if crop.pad_if_needed else 0
-        y = max(height - h - top - bottom, 0) if crop.pad_if_needed else 0
-        return functional.pad(image, [left + x, top + y, right + x, bottom + y], fill=fill, padding_mode=mode)
-    if crop.padding is not None:
-        image = functional.pad(image, crop.padding, fill, mode)
-    _, h, w = functional_v1.get_dimensions(image)
-    if crop.pad_if_needed and w < width:
-        image = functional.pad(image, [width - w, 0], fill, mode)
-    if crop.pad_if_needed and h < height:
-        image = functional.pad(image, [0, height - h], fill, mode)
-    return image
-
-
 def check_drawn(transforms, mode="RGB", sizes=((48, 64), (33, 20)), samples=8):
-    recipe = recipe_of(v1.Compose(transforms), mode)
-    seen = set()
+    """Compare with what torchvision's own code makes of what it draws for the same samples."""
+    compose = v1.Compose(transforms)
+    recipe, seen = recipe_of(compose, mode), set()
     for height, width in sizes:
         image = picture(height, width, mode)
         for sample in range(samples):
-            drawn = _native.draw(recipe.native, 5, 2, sample, 0, width, height)
-            seen.add(str(drawn))
-            assert_same(run(recipe, image, seed=5, epoch=2, sample=sample), replay(transforms, drawn, image))
+            found = run(recipe, image, seed=5, epoch=2, sample=sample)
+            seen.add(found.numpy().tobytes())
+            with keyed_methods.of_sample(5, 2, sample, 0):
+                assert_same(found, compose(image))
     assert len(seen) > 1
 
 
@@ -473,26 +431,6 @@ def test_a_wrong_description_is_refused(change, message):
         _native.Recipe(**(IDENTITY | change))
 
 
-@pytest.mark.parametrize("fill", [0, 3])
-def test_channels_last_rows_hold_the_same_pixels(fill):
-    image = picture(37, 53)
-    operations = [
-        {"op": "Pad", "padding": (fill, fill, 1, 0), "mode": "constant", "fill": 0},
-        {"op": "RandomFlip", "horizontal": True, "p": 1.0},
-        {"op": "Pad", "padding": (0, 0, fill, 2), "mode": "edge", "fill": 0},
-    ]
-    table = np.arange(3 * 256, dtype=np.float32).tobytes()
-    for dtype, lookup in (("uint8", None), ("float32", table)):
-        element = np.array([1, 2, 3], dtype).tobytes()
-        results = {}
-        for layout in ("chw", "hwc"):
-            native = _native.Recipe(3, operations, dtype, layout, lookup, [(b"\1\2\3", element)])
-            content, (channels, height, width) = _native.run_recipe(native, np.array(image), 0, 0, 0, 0)
-            shape = (channels, height, width) if layout == "chw" else (height, width, channels)
-            results[layout] = np.frombuffer(content, dtype).reshape(shape)
-        np.testing.assert_array_equal(results["hwc"].transpose(2, 0, 1), results["chw"])
-
-
 def test_torchvision_is_not_imported_here():
     assert "torchvision" not in vars(sys.modules["penstock.recipe.reader"])
 
@@ -501,32 +439,21 @@ def test_torchvision_is_not_imported_here():
 def test_small_pictures_in_memory(layout: str) -> None:
     """Narrow planes of bytes have a way of their own: every width around its blocks, all edges, both flips."""
     rng = np.random.default_rng(7)
-    mode, channels = ("L", 1) if layout == "grey" else ("RGB", 3)
     for width in (1, 15, 16, 17, 31, 32, 33, 48, 100, 127, 128, 129):
         height = int(rng.integers(1, 9))
         pad = [int(n) for n in rng.integers(0, 20, 4)]
         size = (int(rng.integers(1, height + pad[1] + pad[3] + 1)), int(rng.integers(1, width + pad[0] + pad[2] + 1)))
         crop = v1.RandomCrop(size, padding=pad, fill=int(rng.integers(0, 256)))
-        steps = [crop, v1.RandomHorizontalFlip(), v1.RandomVerticalFlip(), v1.PILToTensor()]
-        recipe = read(v1.Compose(steps), mode=mode, size=(height, width))
-        assert isinstance(recipe, Recipe)
-        pixels = rng.integers(0, 256, (6, height, width, channels), dtype=np.uint8)
-        if layout == "planar":
-            images = np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)).transpose(0, 2, 3, 1)
-        else:
-            images = pixels if channels == 3 else pixels[..., 0]
-        rows = np.zeros((6, channels, *size), dtype=np.uint8)
-        spec = _native.Spec("uint8", [channels, *size])
-        pool = _native.Pool(_native.Program([[_native.ImageArrayFiller(images, recipe.native)]]), 0)
-        every = np.arange(6)
-        batch = pool.prepare(3, 0, every, every, 5 + 3 * every, None, None)
-        number = pool.submit(batch, [(rows, rows.ctypes.data, rows.nbytes, spec)])
-        pool.run_here(number)
-        assert pool.retire(number) == []
+        steps = v1.Compose([crop, v1.RandomHorizontalFlip(), v1.RandomVerticalFlip(), v1.PILToTensor()])
+        dataset = in_memory("MNIST" if layout == "grey" else "CIFAR10", steps, 6)
+        pixels = rng.integers(0, 256, (6, height, width, 3), dtype=np.uint8)
+        planes = np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
+        dataset.data = planes.transpose(0, 2, 3, 1) if layout == "planar" else pixels
+        if layout == "grey":
+            dataset.data = torch.from_numpy(planes[:, 0].copy())
+        loader = penstock.DataLoader(dataset, 6, seed=3, num_workers=0)
+        assert "gather" in loader.explain()
+        ((images, _),) = loader
         for i in range(6):
-            drawn = _native.draw(recipe.native, 3, 0, i, 5 + 3 * i, width, height)
-            (top, left, _, _), mirrored, turned, _ = [*drawn, None]
-            padded = np.pad(pixels[i], ((pad[1], pad[3]), (pad[0], pad[2]), (0, 0)), constant_values=crop.fill)
-            expected = padded[top : top + size[0], left : left + size[1]].transpose(2, 0, 1)
-            expected = expected[:, :, ::-1] if mirrored else expected
-            assert np.array_equal(rows[i], expected[:, ::-1] if turned else expected), (width, i)
+            with keyed_methods.of_sample(3, 0, i, i):
+                assert torch.equal(images[i], dataset[i][0]), (width, i)

@@ -14,17 +14,10 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 import penstock
 from tests.corrupt import Archive, Record, archive_of, npy, npy_with_header, oracle, raw, saved, tensor_files
+from tests.hooks.loaded import ARRAY_DTYPES, DTYPES, filled, filled_array
 from tests.same import outcomes
 
-DTYPES = [
-    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64,
-    torch.bfloat16, torch.bool, torch.complex32, torch.complex64, torch.complex128, torch.uint16, torch.uint32,
-    torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz,
-
-]  # fmt: skip
-if hasattr(torch, "float8_e8m0fnu"):  # of torch 2.7
-    DTYPES.append(torch.float8_e8m0fnu)
-NPY_DTYPES = ["|u1", "|i1", "|b1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8", "<c8", "<c16"]
+ALL_DTYPES = [*DTYPES, torch.complex32]
 
 pytestmark = [
     pytest.mark.native,
@@ -33,13 +26,7 @@ pytestmark = [
 ]
 
 
-def filled(count: int, dtype: torch.dtype) -> torch.Tensor:
-    """`count` elements, bytes all different from their neighbours (bool: 0 and 1)."""
-    data = torch.arange(count * dtype.itemsize, dtype=torch.int64) * 37 % 251
-    return (data % 2 if dtype == torch.bool else data).to(torch.uint8).view(dtype)
-
-
-GOOD = filled(12, torch.float32).reshape(3, 4)
+GOOD = filled((3, 4), torch.float32)
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -71,10 +58,10 @@ def check(folder: Path, files: Iterable[bytes]) -> None:
         assert loader.stats().read_by_python == {}
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("dtype", ALL_DTYPES, ids=name_of)
 def test_every_dtype_of_torch(dtype: torch.dtype, tmp_path: Path) -> None:
     shapes = ((), (0,), (7,), (3, 4), (2, 0, 3), (1, 5, 1), (2, 3, 1, 2, 1, 2, 1, 2))
-    check(tmp_path, (saved(filled(int(np.prod(shape)), dtype).reshape(shape)) for shape in shapes))
+    check(tmp_path, (saved(filled(shape, dtype)) for shape in shapes))
 
 
 VIEWS: list[Callable[[torch.Tensor], torch.Tensor]] = [
@@ -87,29 +74,28 @@ VIEWS: list[Callable[[torch.Tensor], torch.Tensor]] = [
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.int32, torch.int64, torch.complex128], ids=name_of)
 def test_views_of_a_larger_storage(dtype: torch.dtype, tmp_path: Path) -> None:
-    check(tmp_path, (saved(view(filled(48, dtype).reshape(6, 8))) for view in VIEWS))
+    check(tmp_path, (saved(view(filled((6, 8), dtype))) for view in VIEWS))
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_strides_and_offset(data: st.DataObject, tmp_path: Path) -> None:
-    dtype = data.draw(st.sampled_from(DTYPES))
+    dtype = data.draw(st.sampled_from(ALL_DTYPES))
     shape = data.draw(st.lists(st.integers(0, 4), max_size=8).map(tuple))
     stride = tuple(data.draw(st.integers(0, 9)) for _ in shape)
     offset = data.draw(st.integers(0, 20))
     reach = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) if 0 not in shape else 0
-    storage = filled(offset + reach + data.draw(st.integers(0, 5)), dtype)
+    storage = filled((offset + reach + data.draw(st.integers(0, 5)),), dtype)
     check(tmp_path, [saved(storage.as_strided(shape, stride, offset))])
 
 
 @pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
-@pytest.mark.parametrize("descr", NPY_DTYPES)
+@pytest.mark.parametrize("descr", ARRAY_DTYPES)
 def test_every_dtype_of_npy(version: tuple[int, int], descr: str, tmp_path: Path) -> None:
-    dtype, files = np.dtype(descr), list[bytes]()
+    files: list[bytes] = []
     for shape in ((), (0,), (5,), (3, 4), (2, 0, 3), (2, 3, 4, 5)):
-        count = int(np.prod(shape))
-        array = (np.arange(count * dtype.itemsize) * 37 % (2 if descr == "|b1" else 251)).astype(np.uint8).view(dtype)
-        files += [npy(array.reshape(shape), version), npy(np.asfortranarray(array.reshape(shape)), version)]
+        array = filled_array(shape, descr)
+        files += [npy(array, version), npy(np.asfortranarray(array), version)]
     check(tmp_path, files)
 
 
@@ -120,7 +106,7 @@ def test_npy_keys_in_any_order_and_bytes_after_the_data(tmp_path: Path) -> None:
 
 
 def test_archives_of_other_writers(tmp_path: Path) -> None:
-    good = archive_of(saved(filled(12, torch.float32).reshape(3, 4)))
+    good = archive_of(saved(filled((3, 4), torch.float32)))
     sizes = b"XX\1\0y" + struct.pack("<HHQQ", 1, 16, 48, 48)
     elsewhere = good.pickle.replace(b"X\x03\0\0\0cpu", b"X\x06\0\0\0cuda:1")
     assert elsewhere != good.pickle
@@ -167,7 +153,7 @@ def test_bad_files_are_left_to_python(what: str, tmp_path: Path) -> None:
 
 
 def test_files_that_are_not_what_the_last_one_was(tmp_path: Path) -> None:
-    base = filled(3 * 64 * 64, torch.float32).reshape(3, 64, 64)
+    base = filled((3, 64, 64), torch.float32)
     tensors = [
         base, base + 1, base.permute(2, 0, 1), base[1:], base.double(), base.to(torch.int32), base.flatten(), base * 2,
         base.reshape(64, 3, 64), base[0, 0, 0], torch.zeros(0), base.view(torch.uint32), base.expand(2, -1, -1, -1),
@@ -177,7 +163,7 @@ def test_files_that_are_not_what_the_last_one_was(tmp_path: Path) -> None:
 
 
 def test_large_files(tmp_path: Path) -> None:
-    large = filled(700_000, torch.float32).reshape(700, 1000)  # over 1 MiB: read in parts
+    large = filled((700, 1000), torch.float32)  # over 1 MiB: read in parts
     records = archive_of(saved(large)).records
     note = Record(b"archive/.note", bytes(40_000))
     files = [saved(tensor) for tensor in (large, large.t(), large[3], large[:, 5], large[10:20], large, large)]
@@ -188,7 +174,7 @@ def test_large_files(tmp_path: Path) -> None:
 def test_a_sparse_file_of_more_than_4_gib(tmp_path: Path) -> None:
     """A view near the end of a storage of 4 GiB and 64 bytes; the file has holes and takes no room on the disk."""
     length = 2**32 + 64
-    view = filled(16, torch.uint8)
+    view = filled((16,), torch.uint8)
     small = archive_of(saved(view))
     pickle = small.pickle.replace(b"K\x10tq", b"\x8a\x05" + length.to_bytes(5, "little") + b"tq")
     pickle = pickle.replace(b"QK\x00", b"Q\x8a\x05" + (2**32 + 8).to_bytes(5, "little"))

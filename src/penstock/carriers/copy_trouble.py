@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.recipe.held_objects import FILES, held_objects, shared_handles
-from penstock.recipe.unseeded_generators import parts
+from penstock.recipe.held_objects import FILES, held_objects, parts, shared_handles
 from penstock.system.warn_user import warn_user
 
 _DEEPEST = 8

@@ -10,6 +10,7 @@ decoded until something looks at its pixels; torchvision's transforms have the n
 
 from __future__ import annotations
 
+import importlib
 import io
 import sys
 from collections.abc import Callable, Iterator
@@ -29,11 +30,11 @@ from penstock.hooks import images, opencv
 from penstock.hooks.arrays import from_file, load_safetensors, map_file
 from penstock.hooks.audio import load_torchaudio, read_from, read_sound
 from penstock.hooks.loads import Refused, load_numpy, load_torch, look_at_settings
-from penstock.hooks.rows import get_rows
 from penstock.recipe import compose_hook
 from penstock.recipe.encoded_image import converted_to_rgb, leave_encoded
 from penstock.recipe.originals import add_methods, is_original
 from penstock.recipe.patches import Lease, Patches, in_worker, original_of, work_in_this_process, working, wrap
+from penstock.tables import hugging_face
 
 
 @contextmanager
@@ -75,15 +76,14 @@ def _answered_natively(answer: Callable[..., Any], function: str, original: Any)
     return load
 
 
-def _wrapped(original: Any, home: str, answer: Callable[..., Any], function: str, name: str = "") -> Any:
+def _wrapped(original: Any, home: str, answer: Callable[..., Any], function: str, name: str) -> Any:
     """Return what answers for a function; None where a program has put another there before this was imported.
 
-    name: that it has in this module, where pickle finds it; empty: it is found as the function itself is.
+    name: that it has in this module, where pickle finds it.
     """
     if not is_original(original, home, function.rpartition(".")[2]):
         return None
-    place = (__name__, name) if name else None
-    return wrap(original, _answered_natively(answer, function, original), in_worker, place)
+    return wrap(original, _answered_natively(answer, function, original), in_worker, (__name__, name))
 
 
 #: Functions of packages that are imported here: the module that offers them, their name, and what answers.
@@ -101,9 +101,28 @@ OF_PACKAGES: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("safetensors.torch", "load_file", load_safetensors),
     ("soundfile", "read", read_sound),
     ("torchaudio", "load", load_torchaudio),
+    ("cv2", "imread", opencv.read_file),
+    ("cv2", "imdecode", opencv.decode_bytes),
 )
-_of_packages: dict[str, tuple[Any, ModuleType]] = {}
-"""By the module that offers it: what answers for a function, or None, and the module."""
+_of_packages: dict[tuple[str, str], tuple[Any, ModuleType]] = {}
+"""By the module that offers it and its name: what answers for a function, and the module."""
+_OURS = "_in_workers"
+
+
+def __getattr__(name: str) -> Any:
+    """Return a function of OF_PACKAGES to pickle: by its name the package's own during a pass, else ours.
+
+    During a pass the package's own functions say that they are from this module. Those of OpenCV say nothing outside of
+    passes, so that pickle looks for them in all modules, and must not find them here.
+    """
+    function = name.removesuffix(_OURS)
+    home = next((home for home, known, _ in OF_PACKAGES if known == function), "")
+    try:
+        found = getattr(importlib.import_module(home), function)
+    except (ImportError, ValueError):  # the package is not installed, or there is none
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    theirs = original_of(found) if name == function else None
+    return theirs or _of_packages.get((home, function), (found, None))[0]
 
 
 def example_of(argument: Any) -> str:
@@ -131,6 +150,19 @@ def _converting(original: Any) -> Any:
     return convert
 
 
+def _get_rows(dataset: Any, key: Any) -> Any:
+    """Return what datasets.Dataset's `dataset[key]` returns, or Refused: in the formats of Python and arrays."""
+    if type(key) not in (int, list) or not hugging_face.is_dataset(dataset):
+        return Refused("it has another kind of index")
+    rows = hugging_face.rows_of(dataset)
+    if rows is None:
+        return Refused(f"the package makes the format {dataset._format_type!r}")
+    try:
+        return rows.answer(dataset, key)
+    except hugging_face.NotGathered as why:
+        return Refused(str(why))
+
+
 #: Methods that are answered; each is given itself, or the class, as the first argument.
 METHODS = (
     ("PIL.Image", "Image", "convert", _converting),
@@ -140,7 +172,7 @@ METHODS = (
         "datasets.arrow_dataset",
         "Dataset",
         "__getitem__",
-        partial(_answered_natively, get_rows, "datasets.Dataset.__getitem__"),
+        partial(_answered_natively, _get_rows, "datasets.Dataset.__getitem__"),
     ),
 )
 
@@ -150,13 +182,20 @@ def _find(patches: Patches) -> None:
     compose_hook.find(patches)
     images.find(patches, _answered_natively)
     add_methods(patches, METHODS, in_worker)
-    opencv.find(patches, _answered_natively)
     for home, name, answer in OF_PACKAGES:
-        if home not in _of_packages and (module := sys.modules.get(home)) is not None and hasattr(module, name):
-            _of_packages[home] = _wrapped(getattr(module, name), home, answer, f"{home}.{name}"), module
-    for ours, module in ((load_of_torch, torch), (load_of_numpy, np), (fromfile_of_numpy, np), *_of_packages.values()):
+        module = sys.modules.get(home)
+        if (home, name) in _of_packages or module is None or not hasattr(module, name):
+            continue
+        if home == "cv2" and not hasattr(module, "__path__"):
+            continue  # while cv2 is imported, the name means a module that it copies from
+        ours = _wrapped(getattr(module, name), home, answer, f"{home}.{name}", name + _OURS)
+        if ours is not None:
+            _of_packages[home, name] = ours, module
+    for ours, module in ((load_of_torch, torch), (load_of_numpy, np), (fromfile_of_numpy, np)):
         if ours is not None:
             patches.add_function(original_of(ours), ours, module)
+    for ours, module in _of_packages.values():
+        patches.add_function(original_of(ours), ours, module, found_in=__name__)
 
 
 #: All functions that are answered. Threads that work while a lease on them is open say so by `working`.

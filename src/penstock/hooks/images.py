@@ -15,7 +15,7 @@ import torch
 
 import penstock._native as _native
 from penstock.hooks.loads import Refused, modes_are_on
-from penstock.recipe.installed import encoded_in_grey, operator_decodes_alike
+from penstock.recipe.installed import operator_decodes_alike, turn_of
 from penstock.recipe.patches import Patches, in_worker, wrap
 
 _Operator: Any = torch._ops.OpOverloadPacket
@@ -104,15 +104,12 @@ def _room(height: int, width: int, channels: int) -> torch.Tensor:
 def _turn_of(operator: Any, data: bytes, *turning: bool) -> Callable[[torch.Tensor], torch.Tensor] | None:
     """Return what a library does to an image for what its file has in APP1 segments; None: it is unclear.
 
-    It is shown a small image with these segments. turning: arguments that have the operator turn images.
+    turning: arguments that have the operator turn images.
     """
     found = _segments(data)
     if not found:
         return _TURNS[0] if found is not None else None
-    small = encoded_in_grey(((0, 100, 200), (50, 150, 250)))
-    upright = operator(_tensor_of(small), _UNCHANGED)
-    turned = operator(_tensor_of(small[:2] + found + small[2:]), _UNCHANGED, *turning)
-    return next((turn for turn in _TURNS if torch.equal(turn(upright), turned)), None)
+    return turn_of(found, lambda file: operator(_tensor_of(file), _UNCHANGED, *turning), _TURNS)
 
 
 def _segments(data: bytes) -> bytes | None:

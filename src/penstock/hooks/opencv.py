@@ -8,24 +8,19 @@ another way: other formats, CMYK, and damaged files, of which it warns.
 
 from __future__ import annotations
 
-import importlib
-import io
 import os
 import sys
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import PurePath
-from types import BuiltinFunctionType
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from penstock import _native
 from penstock.hooks.loads import Refused
-from penstock.recipe.installed import jpeg_files, noise
-from penstock.recipe.originals import is_original
-from penstock.recipe.patches import Patches, in_worker, original_of, wrap
+from penstock.recipe.installed import jpeg_files, turn_of
+from penstock.recipe.patches import original_of
 
 # OpenCV's flags.
 _UNCHANGED, _GREY, _COLOUR, _ANY_COLOUR, _AS_STORED, _RGB = -1, 0, 1, 4, 128, 256
@@ -33,14 +28,10 @@ _REDUCED = 16 | 32 | 64
 _loader = _native.OpenCvLoader(partial(np.empty, dtype=np.uint8), Refused)
 
 
-class _Originals:
-    """OpenCV's own functions, by name, as they were found."""
-
-    imdecode: Any = None
-    flip: Any = None
-    transpose: Any = None
-    takes: int = 0
-    """All flags that may be set."""
+def _decode(data: Any, flags: int) -> Any:
+    """Return what OpenCV's own imdecode returns."""
+    found = sys.modules["cv2"].imdecode
+    return (original_of(found) or found)(data, flags)
 
 
 def read_file(filename: Any, flags: Any = _COLOUR) -> Any:
@@ -70,7 +61,8 @@ def _read(read: Callable[[int, bool], Any], flags: int) -> Any:
     if flags == _UNCHANGED:
         found = read(0, False)  # the channels of the file
         return found if type(found) is Refused else found[0]
-    if flags < 0 or flags & ~_Originals.takes or flags & 7 == 7 or flags & (_COLOUR | _RGB) == _COLOUR | _RGB:
+    taken = 7 | _AS_STORED | (_RGB if hasattr(sys.modules["cv2"], "IMREAD_COLOR_RGB") else 0)
+    if flags < 0 or flags & ~taken or flags & 7 == 7 or flags & (_COLOUR | _RGB) == _COLOUR | _RGB:
         return Refused("a reduced size" if flags & _REDUCED else f"its flags= are {flags}")
     channels = 3 if flags & (_COLOUR | _RGB) else 0 if flags & _ANY_COLOUR else 1
     found = read(channels, bool(flags & _RGB))
@@ -82,32 +74,22 @@ def _read(read: Callable[[int, bool], Any], flags: int) -> Any:
 
 # --- how OpenCV turns an image ----------------------------------------------------------------------------------------
 
-#: Whether rows become columns, and which way the image is then flipped by cv2.flip (None: it is not).
-_TURNS = tuple((transposed, flip) for transposed in (False, True) for flip in (None, 1, 0, -1))
-
 
 def _turned(image: Any, metadata: bytes) -> Any:
     """Return an image as OpenCV turns it by the application segments of its file, or Refused."""
-    probe, turns = _probe()
-    seen = _Originals.imdecode(np.frombuffer(b"\xff\xd8" + metadata + probe, np.uint8), _GREY)
-    turn = None if seen is None else turns.get((seen.shape, seen.tobytes()))
-    return Refused("metadata that OpenCV does not read") if turn is None else _turn(image, *turn)
-
-
-def _turn(image: Any, transposed: bool, flip: int | None) -> Any:
-    if transposed:
-        image = _Originals.transpose(image)
-    return image if flip is None else _Originals.flip(image, flip, image)
+    turn = turn_of(metadata, lambda file: _decode(np.frombuffer(file, np.uint8), _GREY), _turns())
+    return Refused("metadata that OpenCV does not read") if turn is None else turn(image)
 
 
 @cache
-def _probe() -> tuple[bytes, dict[tuple[tuple[int, ...], bytes], tuple[bool, int | None]]]:
-    """Return a tiny grey file without its first marker, and what it looks like turned in each way."""
-    file = io.BytesIO()
-    Image.fromarray(noise(8, 16, 1)[..., 0]).save(file, "JPEG", quality=90)
-    upright = _Originals.imdecode(np.frombuffer(file.getvalue(), np.uint8), _GREY)
-    looks = [_turn(upright.copy(), *turn) for turn in _TURNS]
-    return file.getvalue()[2:], {(look.shape, look.tobytes()): turn for look, turn in zip(looks, _TURNS, strict=True)}
+def _turns() -> tuple[Callable[[Any], Any], ...]:
+    """Return OpenCV's ways to turn an image."""
+    cv2: Any = sys.modules["cv2"]
+    flips: tuple[Callable[[Any], Any], ...] = (
+        lambda image: image,
+        *(partial(cv2.flip, flipCode=code) for code in (1, 0, -1)),
+    )
+    return (*flips, *(lambda image, flip=flip: flip(cv2.transpose(image)) for flip in flips))
 
 
 @cache
@@ -128,48 +110,7 @@ def decoded_alike() -> bool:
 
 
 def _alike(data: Any, flags: int) -> bool:
-    found, wanted = _read(partial(_loader.bytes, data), flags), _Originals.imdecode(data, flags)
+    found, wanted = _read(partial(_loader.bytes, data), flags), _decode(data, flags)
     return type(found) is Refused or (
         np.array_equal(found, wanted) and (found.dtype, found.strides) == (wanted.dtype, wanted.strides)
     )
-
-
-# --- what replaces OpenCV's functions ---------------------------------------------------------------------------------
-
-ANSWERS: dict[str, Callable[..., Any]] = {"imread": read_file, "imdecode": decode_bytes}
-_OURS = "_in_workers"
-_made: dict[str, Any] = {}
-
-
-def find(patches: Patches, asking: Callable[[Callable[..., Any], str, Any], Callable[..., Any]]) -> None:
-    """Add OpenCV's functions where it is imported. One that a program has put in the place of another stays.
-
-    asking: returns a function that answers calls of another, of this name, or leaves them to it.
-    """
-    cv2: Any = sys.modules.get("cv2")
-    if not hasattr(cv2, "__path__"):  # while it is imported, the name means a module that it copies from
-        return
-    for name, answer in ANSWERS.items():
-        original = getattr(cv2, name, None)
-        if not isinstance(original, BuiltinFunctionType) or not is_original(original, "cv2", name):
-            continue
-        if name not in _made:
-            instead = asking(answer, f"cv2.{name}", original)
-            _made[name] = wrap(original, instead, in_worker, (__name__, name + _OURS))
-            _Originals.imdecode, _Originals.flip, _Originals.transpose = cv2.imdecode, cv2.flip, cv2.transpose
-            _Originals.takes = 7 | _AS_STORED | (_RGB if hasattr(cv2, "IMREAD_COLOR_RGB") else 0)
-        if original_of(_made[name]) is original:
-            patches.add_function(original, _made[name], cv2)
-
-
-def __getattr__(name: str) -> Any:
-    """Return a function to pickle, which finds OpenCV's own here during a pass, and else what stands in its place.
-
-    OpenCV's function does not say which module it is from: outside of passes pickle must not find it here.
-    """
-    original = name.removesuffix(_OURS)
-    if original not in ANSWERS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module("cv2"), original)
-    theirs = original_of(found) if name == original else None
-    return _made.get(original, found) if theirs is None else theirs

@@ -245,26 +245,13 @@ def _keyed_resized_crop_of_v2(draws: _native.SampleDraws, original: Any, self: A
 
 
 def _keyed_crop_of_v2(draws: _native.SampleDraws, original: Any, self: Any, flat_inputs: list[Any]) -> Any:
+    count = draws.count
+    made = drawing.of_operation(draws, original, self, flat_inputs)  # all but the place is torchvision's
+    draws.count = count
     height, width = original.__globals__["query_size"](flat_inputs)
-    left, right, top, bottom = (0, 0, 0, 0) if self.padding is None else self.padding
-    crop_height, crop_width = self.size
-    height, width = height + top + bottom, width + left + right
-    more_y = max(0, crop_height - height) if self.pad_if_needed else 0
-    more_x = max(0, crop_width - width) if self.pad_if_needed else 0
-    height, width = height + 2 * more_y, width + 2 * more_x
-    drawn = _drawn(draws.crop, crop_height, crop_width, height, width)
-    if drawn is None:
-        return original(self, flat_inputs)
-    padding = [left + more_x, top + more_y, right + more_x, bottom + more_y]
-    return {
-        "needs_crop": height > crop_height or width > crop_width,
-        "top": drawn[0],
-        "left": drawn[1],
-        "height": crop_height,
-        "width": crop_width,
-        "needs_pad": any(padding),
-        "padding": padding,
-    }
+    left, top, right, bottom = made["padding"]
+    drawn = _drawn(draws.crop, *self.size, height + top + bottom, width + left + right)
+    return made if drawn is None else made | {"top": drawn[0], "left": drawn[1]}
 
 
 def _keyed_flip_of_v1(function: str) -> Callable[..., Any]:

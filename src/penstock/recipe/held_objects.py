@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import io
 import socket
 import sys
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 
-from penstock.recipe.unseeded_generators import attributes, parts
 from penstock.system.libraries import is_users
 
 #: How many objects are visited, and how deep in one another.
 _OBJECTS, _DEPTH = 4_000, 8
+#: How many entries of a list or a dictionary are visited.
+_ENTRIES = 32
 
 #: What lies in an attribute of the object that holds it, and has no attributes.
 _WITHIN: tuple[Any, ...] = (list, tuple, dict, types.FunctionType, types.MethodType)
@@ -53,8 +57,14 @@ class Held:
     """It is that attribute itself, and not in it."""
 
 
-def held_objects(root: object) -> Iterator[Held]:
-    """Yield what a dataset holds, itself first, the nearest objects before those in them."""
+def held_objects(
+    root: object, *, closed: Callable[[Any], bool] = lambda value: False, of_classes: bool = True
+) -> Iterator[Held]:
+    """Yield what a dataset holds, itself first, the nearest objects before those in them.
+
+    closed: returns whether an object counts as one that holds nothing.
+    of_classes: data of the user's classes counts as held by their objects, too, and the owners are told.
+    """
     seen: set[int] = set()
     waiting: deque[tuple[Held, int]] = deque([(Held("dataset", root), 0)])
     while waiting and len(seen) < _OBJECTS:
@@ -63,14 +73,14 @@ def held_objects(root: object) -> Iterator[Held]:
             continue
         seen.add(id(held.value))
         yield held
-        if depth < _DEPTH and not issubclass(type(held.value), _CLOSED):
-            waiting.extend((one, depth + 1) for one in _inside(held))
+        if depth < _DEPTH and not issubclass(type(held.value), _CLOSED) and not closed(held.value):
+            waiting.extend((one, depth + 1) for one in _inside(held, of_classes))
 
 
-def _inside(held: Held) -> Iterator[Held]:
+def _inside(held: Held, of_classes: bool) -> Iterator[Held]:
     """Yield what an object holds."""
     value, kind = held.value, type(held.value)
-    if not issubclass(kind, _WITHIN) and is_users(kind):
+    if of_classes and not issubclass(kind, _WITHIN) and is_users(kind):
         for name, part in _own_attributes(value).items():
             yield Held(f"{held.path}.{name}", part, value, name, direct=True)
         return
@@ -86,6 +96,54 @@ def _own_attributes(value: Any) -> dict[str, Any]:
         held = vars(kind).items()
         found |= {name: part for name, part in held if name[:2] != "__" and not hasattr(type(part), "__get__")}
     return found | attributes(value)
+
+
+def parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what an object holds, each with the end of the expression that leads to it; no code of its class runs.
+
+    Of a list, a tuple or a dictionary only the first entries.
+    """
+    kind = type(value)
+    if issubclass(kind, list):
+        yield from ((f"[{i}]", part) for i, part in enumerate(list.__getitem__(value, slice(_ENTRIES))))
+    elif issubclass(kind, tuple):
+        yield from ((f"[{i}]", part) for i, part in enumerate(tuple.__getitem__(value, slice(_ENTRIES))))
+    elif issubclass(kind, dict):
+        yield from ((f"[{_shown(key)}]", part) for key, part in islice(dict.items(value), _ENTRIES))
+    elif issubclass(kind, functools.partial):
+        yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
+    elif kind is types.MethodType:
+        yield ".__self__", value.__self__
+    elif kind is types.FunctionType:
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
+            try:
+                yield f".<{name}>", cell.cell_contents
+            except ValueError:  # not set yet
+                continue
+    else:
+        yield from ((f".{name}", part) for name, part in attributes(value).items())
+
+
+def _shown(key: Any) -> str:
+    return repr(key) if type(key) in (str, int, float, bool, bytes) else f"<{type(key).__name__}>"
+
+
+def attributes(value: Any) -> dict[str, Any]:
+    """Return the attributes that an object holds itself, those of __slots__ too; no code of its class runs."""
+    found: dict[str, Any] = {}
+    for kind in type(value).__mro__:
+        for name, slot in kind.__dict__.items() if "__slots__" in kind.__dict__ else ():
+            if type(slot) is types.MemberDescriptorType:
+                with contextlib.suppress(AttributeError):  # not set
+                    found[name] = slot.__get__(value)
+    with contextlib.suppress(AttributeError):
+        held = object.__getattribute__(value, "__dict__")
+        if type(held) is dict:
+            found.update(held)
+    return found
+
+
+# --- files and connections --------------------------------------------------------------------------------------------
 
 
 def shared_handles(held: Iterable[Held]) -> list[tuple[Held, str]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any
 
@@ -37,10 +37,10 @@ def recipe_of(augmentation: dict[str, Any], channels: int = 3) -> _native.Recipe
     return _native.Recipe(channels, [operation], "uint8", "hwc", None, [])
 
 
-def noise(height: int, width: int, channels: int = 3) -> NDArray[np.uint8]:
-    """Return pixels of noise, the same ones each time: (height, width, channels)."""
-    counter = np.arange(height * width * channels, dtype=np.uint64)
-    return (counter * 2654435761 >> 13).astype(np.uint8).reshape(height, width, channels)
+def noise(height: int, width: int) -> NDArray[np.uint8]:
+    """Return pixels of noise, the same ones each time: (height, width, 3)."""
+    counter = np.arange(height * width * 3, dtype=np.uint64)
+    return (counter * 2654435761 >> 13).astype(np.uint8).reshape(height, width, 3)
 
 
 @cache
@@ -163,10 +163,29 @@ def operator_decodes_alike(operator: Any) -> bool:
     return True
 
 
+def turn_of(
+    segments: bytes, decode: Callable[[bytes], Any], turns: Iterable[Callable[[Any], Any]]
+) -> Callable[[Any], Any] | None:
+    """Return which of some turns a library does to an image whose file has these segments; None: it is unclear.
+
+    The library is shown a tiny image with these segments.
+
+    decode: has the library decode a file; returns an array or a tensor, None where it cannot.
+    """
+    tiny = _tiny_file()
+    upright, seen = decode(tiny), decode(tiny[:2] + segments + tiny[2:])
+    for turn in turns:
+        turned = turn(upright)
+        if seen is not None and turned.shape == seen.shape and bool((turned == seen).all()):
+            return turn
+    return None
+
+
 @cache
-def encoded_in_grey(rows: tuple[tuple[int, ...], ...]) -> bytes:
-    """Return a JPEG file of grey pixels, as near to them as the format allows."""
-    return _encoded(Image.fromarray(np.array(rows, dtype=np.uint8)), quality=100)
+def _tiny_file() -> bytes:
+    """Return a JPEG file of grey pixels that look another way however they are turned."""
+    pixels = np.array(((0, 100, 200), (50, 150, 250)), dtype=np.uint8)
+    return _encoded(Image.fromarray(pixels), quality=100)
 
 
 def _pixels_alike(data: bytes) -> bool:

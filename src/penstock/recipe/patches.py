@@ -106,20 +106,21 @@ class Patches:
             _originals[id(ours)] = ours, attribute
         self.add_value(owner, name, attribute, ours)
 
-    def add_function(self, original: Any, ours: Any, *modules: ModuleType) -> None:
+    def add_function(self, original: Any, ours: Any, *modules: ModuleType, found_in: str | None = None) -> None:
         """Have a function of a module be another while a lease is open; only within `find`.
 
-        Modules of programs that have imported it by any name are searched for. The module that defines it keeps it, and
-        the original is found there by pickle, as long as another stands where it says that it is from. A builtin
-        function may not say where it is from (its `__module__` is None).
+        Modules of programs that have imported it by any name are searched for. Pickle finds the original where it then
+        says that it is from, as long as another stands where it is offered.
 
         modules: of its package, those that offer it.
+        found_in: a module where pickle finds the original; None: the module that defines it, and keeps it.
         """
         if id(original) not in self._functions:
             self._functions[id(original)] = original, ours
-            if original.__module__ is not None:
+            if found_in is None:
                 home = original.__globals__ if type(original) is FunctionType else vars(original.__self__)
-                self.add_value(original, "__module__", original.__module__, home["__name__"])
+                found_in = home["__name__"]
+            self.add_value(original, "__module__", original.__module__, found_in)
             for module in modules:
                 self.add_value(module, original.__name__, original, ours)
 

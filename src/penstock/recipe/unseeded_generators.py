@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import hashlib
 import pickle
 import random
-import types
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
-from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 
+from penstock.recipe.held_objects import held_objects
 from penstock.system.randomness import digest, generator_states, generators_drawn_from
 from penstock.system.warn_user import warn_user
 
-#: How many objects of a dataset are searched, and how deep in one another.
-_OBJECTS, _DEPTH = 2_000, 6
-#: How many entries of a list or a dictionary are searched.
-_ENTRIES = 32
-
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
-_CLOSED = (str, bytes, int, float, complex, type(None), torch.Tensor, np.ndarray, type, types.ModuleType)
 _END = object()
 
 
@@ -87,19 +77,8 @@ def held_generators(root: object) -> list[tuple[str, Any]]:
 
     A pipeline of Albumentations counts as the generators that it keeps.
     """
-    found: list[tuple[str, Any]] = []
-    seen: set[int] = set()
-    waiting: deque[tuple[str, Any, int]] = deque([("dataset", root, 0)])
-    while waiting and len(seen) < _OBJECTS:
-        path, value, depth = waiting.popleft()
-        if isinstance(value, _CLOSED) or id(value) in seen:
-            continue
-        seen.add(id(value))
-        if isinstance(value, _GENERATORS) or _is_seedable(value):
-            found.append((path, value))
-        elif depth < _DEPTH:
-            waiting.extend((path + name, part, depth + 1) for name, part in parts(value))
-    return found
+    held = held_objects(root, closed=_is_generator, of_classes=False)
+    return [(one.path, one.value) for one in held if _is_generator(one.value)]
 
 
 def missed(dataset: object, *, shared: bool) -> list[str]:
@@ -180,6 +159,10 @@ def _state_of(generator: Any) -> int:
     return int.from_bytes(hashlib.blake2b(pickle.dumps(state), digest_size=8).digest(), "little")
 
 
+def _is_generator(value: Any) -> bool:
+    return isinstance(value, _GENERATORS) or _is_seedable(value)
+
+
 def _is_seedable(value: Any) -> bool:
     """Return whether an object is one of Albumentations' pipelines, by what they show."""
     if not callable(getattr(type(value), "set_random_seed", None)):
@@ -188,48 +171,3 @@ def _is_seedable(value: Any) -> bool:
     return isinstance(held.get("random_generator"), np.random.Generator) and isinstance(
         held.get("py_random"), random.Random
     )
-
-
-def parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what an object holds, each with the end of the expression that leads to it; no code of its class runs.
-
-    Of a list, a tuple or a dictionary only the first entries.
-    """
-    kind = type(value)
-    if issubclass(kind, list):
-        yield from ((f"[{i}]", part) for i, part in enumerate(list.__getitem__(value, slice(_ENTRIES))))
-    elif issubclass(kind, tuple):
-        yield from ((f"[{i}]", part) for i, part in enumerate(tuple.__getitem__(value, slice(_ENTRIES))))
-    elif issubclass(kind, dict):
-        yield from ((f"[{_shown(key)}]", part) for key, part in islice(dict.items(value), _ENTRIES))
-    elif issubclass(kind, functools.partial):
-        yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
-    elif kind is types.MethodType:
-        yield ".__self__", value.__self__
-    elif kind is types.FunctionType:
-        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
-            try:
-                yield f".<{name}>", cell.cell_contents
-            except ValueError:  # not set yet
-                continue
-    else:
-        yield from ((f".{name}", part) for name, part in attributes(value).items())
-
-
-def _shown(key: Any) -> str:
-    return repr(key) if type(key) in (str, int, float, bool, bytes) else f"<{type(key).__name__}>"
-
-
-def attributes(value: Any) -> dict[str, Any]:
-    """Return the attributes that an object holds itself, those of __slots__ too; no code of its class runs."""
-    found: dict[str, Any] = {}
-    for kind in type(value).__mro__:
-        for name, slot in kind.__dict__.items() if "__slots__" in kind.__dict__ else ():
-            if type(slot) is types.MemberDescriptorType:
-                with contextlib.suppress(AttributeError):  # not set
-                    found[name] = slot.__get__(value)
-    with contextlib.suppress(AttributeError):
-        held = object.__getattribute__(value, "__dict__")
-        if type(held) is dict:
-            found.update(held)
-    return found
