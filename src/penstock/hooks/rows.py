@@ -6,6 +6,7 @@ from typing import Any
 
 from penstock.hooks.loads import Refused
 from penstock.tables import hugging_face
+from penstock.tables.column import NotGathered
 
 
 def get_rows(dataset: Any, key: Any) -> Any:
@@ -17,5 +18,5 @@ def get_rows(dataset: Any, key: Any) -> Any:
         return Refused(f"the package makes the format {dataset._format_type!r}")
     try:
         return rows.answer(dataset, key)
-    except hugging_face.NotGathered as why:
+    except NotGathered as why:
         return Refused(str(why))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,37 +10,38 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
+from penstock.indexing.equality import same
 from penstock.indexing.guard import Reads
-from penstock.indexing.program import Columns, NotIndexing, Program, Unlike, Value, dtype_of, same_bits
-from penstock.indexing.reading import Made, Reader
+from penstock.indexing.program import LARGEST_INDEX, Columns, Made, NotIndexing, Program, Unlike, Value, dtype_of
+from penstock.indexing.reading import Reader
 
 _Build = Callable[[Columns], Any]
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a dataset's `__getitem__` does."""
+    """What makes the batches of a dataset in the place of its class."""
 
-    program: Program
-    """Makes collated batches."""
+    run: Callable[[torch.Tensor], Any]
+    """Returns the collated batch of some samples. Raises what a sample raises that is not like the example."""
     reads: Reads
-    """What the program was read from."""
+    """What this was read from."""
     attributes: dict[str, Any]
     """Of the dataset."""
     row_bytes: int
     """Of the tensors of a sample."""
     takes_ints_only: bool
     """The class tells Python's whole numbers from numpy's."""
-    at_once: int
-    """Samples that the program is run for at most."""
+    at_once: int = LARGEST_INDEX
+    """Samples of which a batch is made at a time, at most."""
 
     def batch(self, indices: torch.Tensor) -> Any:
-        """Return the batch of some samples. Raises what a sample raises that is not like the example."""
+        """Return the batch of some samples, as `run` does."""
         count, most = indices.numel(), self.at_once
         if count <= most:
-            return self.program.run(indices)
-        parts = ((indices[begin : begin + most], slice(begin, begin + most)) for begin in range(0, count, most))
-        return assembled(((self.program.run(numbers), places) for numbers, places in parts), count)
+            return self.run(indices)
+        places = [slice(begin, begin + most) for begin in range(0, count, most)]
+        return assembled([self.run(indices[part]) for part in places], places, count)
 
 
 def read(dataset: Any, index: int) -> Reading:
@@ -61,7 +62,8 @@ def read(dataset: Any, index: int) -> Reading:
     made = reader.program.run(torch.tensor([index, index]))
     if not same(made, expected):
         raise NotIndexing("its samples are collated in another way")
-    return Reading(reader.program, reader.reads, vars(dataset), _bytes_of(made) // 2, reader.takes_ints_only, at_once)
+    row_bytes = _bytes_of(made) // 2
+    return Reading(reader.program.run, reader.reads, vars(dataset), row_bytes, reader.takes_ints_only, at_once)
 
 
 def _bytes_of(batch: Any) -> int:
@@ -75,90 +77,29 @@ def _bytes_of(batch: Any) -> int:
 Places = slice | list[int]
 
 
-def assembled(parts: Iterable[tuple[Any, Places]], count: int) -> Any:
+def assembled(parts: Sequence[Any], places: Sequence[Places], count: int) -> Any:
     """Return one batch of several of the same structure, each with the places of its samples. Raises Unlike."""
-    room: Any = None
-    first: Any = None
-    for made, places in parts:
-        if room is None:
-            first, room = made, _room(made, count)
-        _put(room, made, places)
-    return _closed(room, first)
-
-
-def _room(made: Any, count: int) -> Any:
-    if isinstance(made, torch.Tensor):
-        layout = torch.contiguous_format if made.is_contiguous() else torch.channels_last
-        return torch.empty((count, *made.shape[1:]), dtype=made.dtype, memory_format=layout)
-    if isinstance(made, dict):
-        return {key: _room(one, count) for key, one in made.items()}
-    return [""] * count if _are_strings(made) else [_room(one, count) for one in made]
-
-
-def _put(room: Any, made: Any, places: Places) -> None:
-    if isinstance(room, torch.Tensor):
-        if not isinstance(made, torch.Tensor) or (made.dtype, made.shape[1:]) != (room.dtype, room.shape[1:]):
+    first = parts[0]
+    if isinstance(first, torch.Tensor):
+        if any((one.dtype, one.shape[1:]) != (first.dtype, first.shape[1:]) for one in parts):
             raise Unlike
-        room[places] = made
-    elif isinstance(room, dict):
-        if not isinstance(made, dict) or list(made) != list(room):
-            raise Unlike
-        for key, one in room.items():
-            _put(one, made[key], places)
-    elif _are_strings(made):
-        for place, one in zip(range(len(room))[places] if isinstance(places, slice) else places, made, strict=True):
-            room[place] = one
-    else:
-        for one, part in zip(room, made, strict=True):
-            _put(one, part, places)
-
-
-def _closed(room: Any, first: Any) -> Any:
-    """Return what was assembled, its containers of the same classes as the first part's."""
-    if isinstance(room, torch.Tensor):
+        layout = torch.contiguous_format if first.is_contiguous() else torch.channels_last
+        room = torch.empty((count, *first.shape[1:]), dtype=first.dtype, memory_format=layout)
+        for one, at in zip(parts, places, strict=True):
+            room[at] = one
         return room
-    if isinstance(room, dict):
-        return {key: _closed(one, first[key]) for key, one in room.items()}
-    values = room if _are_strings(first) else list(map(_closed, room, first))
-    return values if isinstance(first, list) else tuple.__new__(type(first), values)
-
-
-def _are_strings(made: Any) -> bool:
-    return bool(made) and isinstance(made[0], str)
-
-
-def same(one: Any, other: Any) -> bool:
-    """Return whether two batches have the same values, types, dtypes, shapes and strides."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, torch.Tensor):
-        alike = one.dtype == other.dtype and one.shape == other.shape and one.stride() == other.stride()
-        return alike and (same_bits(one, other) or _same_numbers(one, other))
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(same(value, other[key]) for key, value in one.items())
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other or one is other)
-
-
-def _same_numbers(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors differ only in the bits of their NaNs, which conversions of torch's change."""
-    if not one.is_floating_point() or not torch.equal(one.isnan(), other.isnan()):
-        return False
-    return same_bits(one[~one.isnan()], other[~other.isnan()])
-
-
-def row_of(batch: Any, number: int) -> Any:
-    """Return the batch of one sample of a batch."""
-    if isinstance(batch, torch.Tensor):
-        return batch[number : number + 1]
-    if isinstance(batch, dict):
-        return {key: row_of(value, number) for key, value in batch.items()}
-    if _are_strings(batch):
-        return batch[number : number + 1]
-    if isinstance(batch, tuple):
-        return tuple.__new__(type(batch), [row_of(value, number) for value in batch])
-    return [row_of(value, number) for value in batch]
+    if isinstance(first, dict):
+        if any(list(one) != list(first) for one in parts):
+            raise Unlike
+        return {key: assembled([one[key] for one in parts], places, count) for key in first}
+    if first and isinstance(first[0], str):
+        texts = [""] * count
+        for one, at in zip(parts, places, strict=True):
+            for place, text in zip(range(count)[at] if isinstance(at, slice) else at, one, strict=True):
+                texts[place] = text
+        return texts if isinstance(first, list) else tuple(texts)
+    made = [assembled(ones, places, count) for ones in zip(*parts, strict=True)]
+    return made if isinstance(first, list) else tuple.__new__(type(first), made)
 
 
 class _Builder:

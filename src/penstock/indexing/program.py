@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 import penstock._native as _native
+from penstock.indexing.equality import same_bits
 
 Column = Any
 """A tensor, or a list of objects."""
@@ -34,6 +35,9 @@ _PARALLEL = 32768
 
 class NotIndexing(Exception):
     """A dataset does more than to index what it holds; the message says what."""
+
+    def __init__(self, why: str = "is more than indexing") -> None:
+        super().__init__(why)
 
 
 class Unlike(Exception):
@@ -56,6 +60,22 @@ class Value:
     """The class makes a new object of it for each sample, which nothing else leads to."""
     bound: int | None = None
     """What a whole number is at most, but for its sign; None: that is not known."""
+
+
+@dataclass(slots=True)
+class Made:
+    """A container that the class makes for each sample: a tuple, list or dictionary of values."""
+
+    items: Any
+
+
+def differs(value: Any) -> bool:
+    """Return whether a value, or one within it, differs from sample to sample."""
+    if isinstance(value, slice):
+        return any(isinstance(one, Value) for one in (value.start, value.stop, value.step))
+    if isinstance(value, Made):
+        value = list(value.items.values()) if isinstance(value.items, dict) else value.items
+    return any(map(differs, value)) if isinstance(value, tuple | list) else isinstance(value, Value)
 
 
 class Program:
@@ -203,14 +223,6 @@ def _is_alike(column: Column, example: Any) -> bool:
     if column.shape != (2, *expected.shape):
         return False
     return all(same_bits(one, expected) for one in column)
-
-
-def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors of one dtype and shape have the same bytes."""
-    if one.numel() == 0:
-        return True
-    views = [tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)]
-    return torch.equal(*views)
 
 
 def column_of(objects: list[Any], example: Any) -> Column:

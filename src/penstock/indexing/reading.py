@@ -22,7 +22,7 @@ import torch
 
 from penstock.indexing import frames, functions, operations
 from penstock.indexing.guard import Reads
-from penstock.indexing.program import NotIndexing, Program, Value, is_array
+from penstock.indexing.program import Made, NotIndexing, Program, Value, differs, is_array
 from penstock.indexing.source_text import tree_of
 
 _DEEPEST = 4  # calls of functions of the user's within each other
@@ -51,13 +51,6 @@ _COMPARED: dict[type, Callable[[Any, Any], bool]] = {
 _PLAIN = (bool, int, float, str, type(None))
 _COMPARABLE = (*_PLAIN, torch.dtype, np.dtype, torch.Size)
 _ORDERED = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
-
-
-@dataclass(slots=True)
-class Made:
-    """A container that the method makes for each sample: a tuple, list or dictionary of values."""
-
-    items: Any
 
 
 @dataclass(slots=True)
@@ -256,7 +249,7 @@ class Reader:
             case ast.Name():
                 return self._name(node)
             case ast.Attribute():
-                return self._attribute_of(node)
+                return self._attribute_of(node, self._value(node.value), self._own_name(node.attr))
             case ast.Subscript():
                 return self._subscript(node)
             case ast.Tuple():
@@ -319,12 +312,10 @@ class Reader:
             return self.reads.item(known, node.id, known[node.id])
         raise self._refused(node, "is not known")
 
-    def _attribute_of(self, node: ast.Attribute) -> Any:
-        owner, name = self._value(node.value), self._own_name(node.attr)
-        if isinstance(owner, Value):
-            return self._made_by(node, functions.attribute, self.program, owner, name)
-        if isinstance(owner, frames.Row):
-            return self._of_row(node, owner, name)
+    def _attribute_of(self, node: ast.AST, owner: Any, name: str) -> Any:
+        if isinstance(owner, Value | frames.Row):
+            find: Callable[..., Any] = functions.attribute if isinstance(owner, Value) else frames.of_row
+            return self._made_by(node, find, self.program, owner, name)
         if isinstance(owner, Made):
             raise self._refused(node)
         return self._made_by(node, self._attribute, owner, name)
@@ -334,14 +325,6 @@ class Reader:
         qualified = self._frame.function.__qualname__.split(".")
         private = name.startswith("__") and not name.endswith("__") and len(qualified) > 1
         return f"_{qualified[-2].lstrip('_')}{name}" if private else name
-
-    def _of_row(self, node: ast.AST, row: frames.Row, name: str) -> Any:
-        """Return an attribute of a row of a table."""
-        if name == "values":
-            return self._made_by(node, frames.values, self.program, row)
-        if name == "iloc":
-            return frames.Indexer(row, name)
-        return self._made_by(node, frames.part, self.program, row, name)
 
     def _attribute(self, owner: Any, name: str) -> Any:
         """Return an attribute of an object that holds it in plain sight. Raises NotIndexing."""
@@ -405,24 +388,21 @@ class Reader:
                 raise self._refused(node)
             found = self._made_by(node, operator.getitem, holder.items, key)
             return Made(found) if isinstance(key, slice) else found
-        if isinstance(holder, frames.Row) or (
-            isinstance(holder, frames.Indexer) and isinstance(holder.owner, frames.Row)
-        ):
-            find = frames.part if isinstance(holder, frames.Row) else frames.by_number
-            return self._made_by(node, find, self.program, getattr(holder, "owner", holder), key)
+        if isinstance(holder, frames.Row):
+            return self._made_by(node, frames.part, self.program, holder, key)
         if isinstance(holder, frames.Indexer) or frames.is_table(holder):
-            if _differs(key):
+            if differs(key):
                 return self._made_by(node, frames.indexed, self.program, holder, key)
             if frames.is_table(holder):
                 frames.note(self.reads, holder)
                 return self._made_by(node, frames.item, holder, key)
         if isinstance(holder, Value):
-            if _differs(key):
+            if differs(key):
                 raise self._refused(node, "indexes one value by another")
             return self._made_by(node, operations.part, self.program, holder, key)
         if isinstance(holder, UserDict) and type(vars(holder).get("data")) is dict and _is_plain_dictionary(holder):
             holder = vars(holder)["data"]
-        if _differs(key):
+        if differs(key):
             return self._made_by(node, self._item_by, holder, key)
         if type(holder) in (dict, list, tuple) and not isinstance(key, slice):
             found = self._made_by(node, operator.getitem, holder, key)
@@ -437,7 +417,7 @@ class Reader:
 
     def _plain_key(self, node: ast.AST, key: Any) -> Any:
         if isinstance(key, Made):
-            if isinstance(key.items, list) and any(map(_differs, key.items)):
+            if isinstance(key.items, list) and differs(key):
                 raise self._refused(node, "indexes by a list")
             return key.items
         return key
@@ -454,9 +434,9 @@ class Reader:
             return rows if step in (None, 1) else operations.part(self.program, rows, slice(None, None, step))
         if not isinstance(key, tuple):
             return operations.item(self.program, holder, key)
-        place = next(number for number, one in enumerate(key) if _differs(one))
+        place = next(number for number, one in enumerate(key) if differs(one))
         before, after = key[:place], key[place + 1 :]
-        if not is_array(holder) or any(map(_differs, after)) or any(one != slice(None) for one in before):
+        if not is_array(holder) or differs(after) or any(one != slice(None) for one in before):
             raise NotIndexing("is indexed by several numbers")
         if place:
             if any(one != slice(None) for one in after):
@@ -502,7 +482,7 @@ class Reader:
                 else:
                     result = compare(one, other)
             else:
-                other = other.items if isinstance(other, Made) and not any(map(_differs, other.items)) else other
+                other = other.items if isinstance(other, Made) and not differs(other) else other
                 plain = isinstance(one, _COMPARABLE)
                 if isinstance(op, ast.In | ast.NotIn):
                     if not plain or type(other) not in (str, list, tuple, dict) or len(other) > _MOST_ITEMS:
@@ -543,8 +523,7 @@ class Reader:
         if isinstance(node.func, ast.Attribute):
             owner = self._value(node.func.value)
             if isinstance(owner, Value | Made | frames.Row) or _has_methods(owner):
-                given, named = self._arguments(node)
-                return self._method(node, owner, node.func.attr, given, named)
+                return self._method(node, owner, node.func.attr, *self._arguments(node))
             called = self._made_by(node.func, self._attribute, owner, self._own_name(node.func.attr))
         else:
             called = self._value(node.func)
@@ -604,8 +583,6 @@ class Reader:
             return self._made_by(node, isinstance, *given)
         if called is torch.is_tensor:
             return isinstance(first, torch.Tensor)
-        if called is getattr or called is hasattr:
-            raise self._refused(node)
         if not all(isinstance(one, _PLAIN) for one in given):
             raise self._refused(node)
         return self._made_by(node, called, *given)
@@ -625,11 +602,7 @@ class Reader:
         if isinstance(owner, frames.Row) or frames.is_table(owner):
             if name != "to_numpy" or given or named:
                 raise self._refused(node)
-            return (
-                self._of_row(node, owner, "values")
-                if isinstance(owner, frames.Row)
-                else frames.attribute(self.reads, owner, "values")
-            )
+            return self._attribute_of(node, owner, "values")
         if isinstance(owner, Made):
             items = owner.items
             if isinstance(items, list) and name == "append" and len(given) == 1:
@@ -677,15 +650,6 @@ def _bound(function: FunctionType, wanted: ast.arguments, given: list[Any], name
     if any(not isinstance(one, _PLAIN) for one in defaults):
         raise NotIndexing("has a default that it may change")
     return found
-
-
-def _differs(value: Any) -> bool:
-    """Return whether a key depends on the sample's index."""
-    if isinstance(value, slice):
-        return any(isinstance(one, Value) for one in (value.start, value.stop, value.step))
-    if isinstance(value, tuple):
-        return any(map(_differs, value))
-    return isinstance(value, Value)
 
 
 def _is_named_tuple(kind: Any) -> bool:

@@ -19,9 +19,9 @@ from torch.nn.functional import pad as pad_end
 
 from penstock.recipe.originals import is_original, own_class, replaced_in, replaced_in_class
 from penstock.tables import own_collators
+from penstock.tables.column import NotGathered
 from penstock.tables.padding import (
     Batch,
-    NotGathered,
     Rows,
     boundaries,
     bounds_of,

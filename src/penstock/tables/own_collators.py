@@ -21,7 +21,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from penstock.indexing.source_text import tree_of
 from penstock.system.libraries import is_users
-from penstock.tables.padding import Batch, NotGathered, there
+from penstock.tables.column import NotGathered
+from penstock.tables.padding import Batch, there
 
 #: What makes a tensor of one row's values, with the dtype that it gives.
 _MAKERS = {"tensor": None, "as_tensor": None, "LongTensor": torch.int64, "FloatTensor": torch.float32}

@@ -9,14 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from penstock.tables.column import Column, column_of
+from penstock.tables.column import Column, NotGathered, column_of
 
 Rows = NDArray[np.int64]
 T = TypeVar("T")
-
-
-class NotGathered(Exception):
-    """The collator makes the batch itself, or raises its error."""
 
 
 def there(found: T | None) -> T:

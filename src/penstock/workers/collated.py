@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import Subset, default_collate
 
+from penstock.indexing.equality import same
 from penstock.order.batches import BatchOrder, settled_at_start
 from penstock.order.permutations import Indices
 from penstock.plan import only_seeds
@@ -22,14 +23,8 @@ from penstock.settings import Settings
 from penstock.sources.hugging_face import refused
 from penstock.system.warn_user import warn_user
 from penstock.tables.collators import CollatedBatches, draws, is_known
-from penstock.tables.hugging_face import (
-    DatasetRows,
-    NotGathered,
-    alike,
-    is_dataset,
-    rows_of as rows_of_dataset,
-    state_of,
-)
+from penstock.tables.column import NotGathered
+from penstock.tables.hugging_face import DatasetRows, is_dataset, rows_of as rows_of_dataset, state_of
 
 #: Batches behind one another that the collator makes, after which it makes all.
 _MOST_UNLIKE = 4
@@ -158,7 +153,7 @@ class RowsForCollator:
         if made is None:
             return expected
         seen.checked = True
-        equal = type(made) is type(expected) and alike(*(_plain(one) for one in (made, expected)))
+        equal = type(made) is type(expected) and same(_plain(made), _plain(expected))
         if not (equal and ours.same(_Generators(self._collate_fn))):
             seen.misses = _MOST_UNLIKE
             warn_user(
