@@ -75,11 +75,6 @@ class Batch:
         return self
 
 
-def present(samples: list[Any]) -> Any:
-    """Leave out the samples that are None."""
-    return default_collate([sample for sample in samples if sample is not None])
-
-
 def plain(i: int) -> Any:
     values = (None, Decimal(i) / 7, Colour(1 + i % 2), frozenset({i}), bytearray(b"ab"), 1 + i * 1j)
     return *values, Triple(torch.ones(i % 3), None, PurePosixPath(f"a/{i}")), Slots(torch.zeros(2), i)
@@ -100,12 +95,6 @@ class Shuffled:
         return default_collate([samples[i] for i in order]), order
 
 
-def joined(samples: list[Any]) -> Any:
-    """Return one tensor and views of it."""
-    whole = torch.cat(samples)
-    return whole, whole[::2], whole.view(-1, 2).t(), samples[0]
-
-
 def sample(i: int) -> Sample:
     return Sample(torch.rand(2), f"n{i}", {"i": i, "none": None})
 
@@ -120,10 +109,8 @@ COLLATED: dict[str, tuple[Callable[[int], Any], Any, int | None]] = {
     "a batch of its own": (sample, Batch, 7),
     "padded": (sequence, padded, 7),
     "shuffled": (STRUCTURES["nested"], Shuffled, 7),
-    "left out": (lambda i: None if i % 5 == 3 else (torch.tensor([i]), f"n{i}"), present, None),
     "plain": (plain, listed, None),
     "packed": (sequence, partial(pack_sequence, enforce_sorted=False), None),
-    "joined": (lambda i: torch.full((4,), float(i)), joined, None),
 }
 
 
@@ -191,18 +178,7 @@ class Counting(Fourteen):
         return index, self.calls
 
 
-class Remembering(Fourteen):
-    """A sample depends on the one before."""
-
-    def __init__(self) -> None:
-        self.last: list[int] = [-1]
-
-    def __getitem__(self, index: int) -> Any:
-        self.last.append(index)
-        return index, self.last[-2], torch.tensor(self.last[-2:])
-
-
-@kinds(OwnGenerators, Counting, Remembering)
+@kinds(OwnGenerators, Counting)
 def test_states(kind: Any) -> None:
     """What a sample is depends on which worker made those before: in threads, on timing too."""
     assert_conforms(kind(), invariant=False)

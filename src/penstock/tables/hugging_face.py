@@ -150,7 +150,7 @@ class DatasetRows:
             options: dict[str, Any] = {"format_type": None, "format_kwargs": {}, "format_columns": self._formatted}
             expected = dataset._getitem(numbers, output_all_columns=False, **options)
         if not same(made, expected):
-            _known[id(dataset)] = _known[id(dataset)][0], None, self.state
+            _known[dataset] = None, self.state
             raise NotGathered("the package makes other values")
 
     # --- values as Python's objects ---------------------------------------------------------------------------------
@@ -296,8 +296,8 @@ def _collated(column: Column, rows: Indices, kind: str | None) -> Any:
 
 # --- which rows belong to which dataset -------------------------------------------------------------------------------
 
-_known: dict[int, tuple[weakref.ref[Any], DatasetRows | None, tuple[Any, ...]]] = {}
-"""By the identity of a dataset, for as long as it lives: its rows, or None, and what it was then."""
+_known: weakref.WeakKeyDictionary[Any, tuple[DatasetRows | None, tuple[Any, ...]]] = weakref.WeakKeyDictionary()
+"""By dataset: its rows, or None, and what it was then."""
 
 
 def reading_of(
@@ -338,14 +338,13 @@ def collated_rows(dataset: Any, index: int) -> Reading:
 
 def rows_of(dataset: Any) -> DatasetRows | None:
     """Return the rows of a datasets.Dataset as it is now; None: the package makes them."""
-    key, state = id(dataset), state_of(dataset)
-    found = _known.get(key)
-    if found is not None and found[0]() is dataset and found[2] == state:
-        return found[1]
+    state, found = state_of(dataset), _known.get(dataset)
+    if found is not None and found[1] == state:
+        return found[0]
     look_again()
     try:
         rows = DatasetRows(dataset)
     except NotGathered:
         rows = None
-    _known[key] = weakref.ref(dataset, lambda _: _known.pop(key, None)), rows, state
+    _known[dataset] = rows, state
     return rows
