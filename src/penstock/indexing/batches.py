@@ -33,12 +33,12 @@ class Reading:
     takes_ints_only: bool
     """The class tells Python's whole numbers from numpy's."""
     at_once: int = LARGEST_INDEX
-    """Samples of which a batch is made at a time, at most."""
+    """Samples of which a batch is made at a time, at most, so that torch does each step in one of its threads."""
 
     def batch(self, indices: torch.Tensor) -> Any:
         """Return the batch of some samples, as `run` does."""
         count, most = indices.numel(), self.at_once
-        if count <= most:
+        if count <= most or torch.get_num_threads() == 1:
             return self.run(indices)
         places = [slice(begin, begin + most) for begin in range(0, count, most)]
         return assembled([self.run(indices[part]) for part in places], places, count)

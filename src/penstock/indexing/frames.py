@@ -192,7 +192,7 @@ def _row_values(program: Program, row: Row) -> Value:
     arrays = [row.frame.iloc[:, number].values for number in row.columns]
     if dtype is None or not all(map(is_array, arrays)):
         raise NotIndexing("is a row of more than numbers")
-    return program.add(_gathering_rows(arrays, row.at.slot, dtype), example, owned=True)
+    return program.add(_gathering_rows(arrays, row.at.slot, dtype), example)
 
 
 def _gathering_rows(arrays: list[Any], slot: int, dtype: torch.dtype) -> Step:

@@ -31,11 +31,10 @@ def known(function: Any) -> Known | None:
 
 # --- attributes and methods -------------------------------------------------------------------------------------------
 
-#: Methods that give other elements, the same ones, the same in another shape, and in another order.
+#: Methods that give other elements or the same ones, the same in another shape, and in another order.
 _ELEMENTS = {"float", "long", "int", "double", "half", "bool", "byte", "short", "char", "bfloat16"} | {
-    *("to", "type", "astype", "cpu")
+    *("to", "type", "astype", "cpu", "clone", "contiguous", "detach", "copy", "numpy")
 }
-_SAME = {"clone", "contiguous", "detach", "copy", "numpy"}
 _SHAPES = {"unsqueeze", "squeeze", "reshape", "view", "flatten", "ravel"}
 _ORDERS = {"permute", "transpose", "swapaxes", "t"}
 
@@ -63,11 +62,11 @@ def method(program: Program, value: Value, name: str, given: list[Any], named: d
         return getattr(example, name)(*given, **named)
     if name in ("item", "tolist") and operations.is_number(example) and not given:
         return operations.converted(program, value, example.item())
-    if name not in _ELEMENTS | _SAME | _SHAPES | _ORDERS:
+    if name not in _ELEMENTS | _SHAPES | _ORDERS:
         raise NotIndexing
     made = getattr(example, name)(*given, **named)
-    if name in _ELEMENTS | _SAME:
-        return operations.converted(program, value, made, owned=not shares(made, example))
+    if name in _ELEMENTS:
+        return operations.converted(program, value, made)
     if name in _SHAPES:
         return operations.shaped(program, value, made)
     return _permuted(program, value, lambda one: getattr(one, name)(*given, **named))
@@ -107,7 +106,6 @@ def shares(one: Any, other: Any) -> bool:
 def _makes(function: Any) -> Known:
     """Return what makes a tensor or an array of a sample's value, or of several numbers."""
     ours = getattr(function, "__module__", "").startswith("torch") or function in (torch.tensor, torch.as_tensor)
-    shares = function in (torch.as_tensor, torch.from_numpy, np.asarray)
 
     def make(program: Program, given: list[Any], named: dict[str, Any]) -> Value:
         if not given or len(given) > 2 or named.keys() - {"dtype"} or differs([*given[1:], *named.values()]):
@@ -125,7 +123,7 @@ def _makes(function: Any) -> Known:
             raise NotIndexing("makes a tensor of so many elements")
         if dtype_of(example) is not None:
             made = _once(function, example, *more, **named)
-            return operations.converted(program, value, made, owned=not shares)
+            return operations.converted(program, value, made)
         typed = dtype is not None or function in _CLASSES
         make_one = partial(_called, function, more, named)
         return operations.of_objects(program, value, make_one, typed=typed, lists=ours)
@@ -167,7 +165,7 @@ def _one_hot(program: Program, given: list[Any], named: dict[str, Any]) -> Value
     if not isinstance(value, Value) or type(classes) is not int or classes < 1 or named.keys() - {"num_classes"}:
         raise NotIndexing("is one_hot without num_classes")
     function, slot = torch.nn.functional.one_hot, value.slot
-    return program.add(lambda columns: function(columns[slot], classes), function(value.example, classes), owned=True)
+    return program.add(lambda columns: function(columns[slot], classes), function(value.example, classes))
 
 
 def _combines(function: Any, combine: Callable[..., Value]) -> Known:

@@ -56,8 +56,6 @@ class Value:
     """The column whose memory it lies in."""
     line: tuple[int, int, int] | None = None
     """A whole number that is column * factor + offset; None: it is another value."""
-    owned: bool = False
-    """The class makes a new object of it for each sample, which nothing else leads to."""
     bound: int | None = None
     """What a whole number is at most, but for its sign; None: that is not known."""
 
@@ -94,14 +92,11 @@ class Program:
         self.index = Value(0, index, 0, (0, 1, 0), bound=LARGEST_INDEX)
         self._build: Callable[[Columns], Any] = lambda columns: None
 
-    def add(
-        self, step: Step, example: Any, root: int | None = None, *, owned: bool = False, fails: bool = True
-    ) -> Value:
+    def add(self, step: Step, example: Any, root: int | None = None, *, fails: bool = True) -> Value:
         """Add a step, and return its value. Raises NotIndexing where it gives another value than the example.
 
         Args:
             root: the column in whose memory the result lies; None: the step makes new memory.
-            owned: as of the value.
             fails: the step may fail for a sample, so that it is done even where its value is not used.
         """
         if len(self._tried) > _MOST_STEPS:
@@ -123,7 +118,7 @@ class Program:
         if any(_shares(column, list.__getitem__(self._tried, used)) for used in self._used[slot]):
             self._free.add(slot)
         line = (slot, 1, 0) if type(example) is int else None
-        return Value(slot, example, slot if root is None else root, line, owned)
+        return Value(slot, example, slot if root is None else root, line)
 
     def tried(self, value: Value) -> Column:
         """Return a value's column of the example."""
