@@ -388,7 +388,7 @@ class FrameColumns(Stored):
 @form(table)
 class FrameRowColumns(Dataset[Any]):
     def __init__(self, df):
-        self.df = df
+        self.df = df.drop(columns="text")
         self.cols = ["c0", "c2"]
 
     def __len__(self):

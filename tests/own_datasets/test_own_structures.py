@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 import warnings
 from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable
@@ -184,22 +183,6 @@ def test_states(kind: Any) -> None:
     assert_conforms(kind(), invariant=False)
 
 
-class Caching(Fourteen):
-    """Makes each sample once, and gives it out again; a second pass changes nothing."""
-
-    def __init__(self) -> None:
-        self.kept: dict[int, torch.Tensor] = {}
-        self.lock: Any = None
-
-    def __getitem__(self, index: int) -> Any:
-        if self.lock is None:
-            self.lock = threading.Lock()
-        with self.lock:
-            if index not in self.kept:
-                self.kept[index] = torch.arange(3) * index
-        return self.kept[index]
-
-
 class InPlace(Fourteen):
     """Hands out one buffer, which the next sample is written into: torch's batches hold the last one in every row."""
 
@@ -211,32 +194,9 @@ class InPlace(Fourteen):
         return self.buffer.fill_(index), self.array
 
 
-def test_what_is_kept() -> None:
-    assert_conforms(Caching())
-
-
 def test_a_buffer_that_is_written_again() -> None:
     """In threads, and in the caller's with a seed, each sample is in its row before the next one is made."""
     assert_conforms(InPlace(), worker_methods=(None, "process"), seed=None)
-
-
-class Own(Exception):
-    """An error with more than a text."""
-
-    def __init__(self, index: int, reason: str) -> None:
-        super().__init__(f"sample {index}: {reason}")
-        self.index, self.reason = index, reason
-
-
-class Keyword(Exception):
-    """An error that cannot be made of a text alone."""
-
-    def __init__(self, *, code: int) -> None:
-        super().__init__()
-        self.code = code
-
-    def __str__(self) -> str:
-        return f"code {self.code}"
 
 
 def at_5(make: Callable[[], Exception]) -> Callable[[int], Any]:
@@ -276,8 +236,6 @@ RAISING: dict[str, Callable[[int], Any]] = {
     "two lines": at_5(lambda: ValueError("bad sample\n  on two lines")),
     "index": at_5(lambda: IndexError("list index out of range")),
     "key": at_5(lambda: KeyError("a key")),
-    "of the user's": at_5(lambda: Own(5, "no file")),
-    "without text": at_5(lambda: Keyword(code=3)),
     "file": lambda index: Path("/nowhere/at/all").read_bytes() if index == 5 else index,
     "unicode": lambda index: b"\xff".decode() if index == 5 else "é",
     "chained": chained,
@@ -305,48 +263,11 @@ def test_samples(name: str) -> None:
     assert_conforms(Made(make, 14), **options)
 
 
-def bad_collate(samples: list[Any]) -> Any:
-    if 5 in map(int, samples):
-        raise TypeError("no batch of 5")
-    return torch.stack(samples)
-
-
-def bad_start(worker: int) -> None:
-    if worker == 1:
-        raise OSError("worker 1 does not start")
-
-
 def warning(index: int) -> Any:
     if index % 4 == 1:
         warnings.warn(f"sample {index} is odd", RuntimeWarning, stacklevel=1)
     return index
 
 
-def test_errors_of_functions_of_the_loader_and_warnings() -> None:
-    assert_conforms(Made(torch.tensor, 14), collate_fn=bad_collate, shuffle=False, seed=None)
-    # One batch of each worker: torch's raises an UnboundLocalError of its own in the place of the next.
-    options: dict[str, Any] = {"worker_methods": (None, "process"), "num_workers": (2,), "seed": None, "batch_size": 7}
-    assert_conforms(Made(torch.tensor, 14), worker_init_fn=bad_start, **options)
+def test_warnings() -> None:
     assert_conforms(Made(warning, 14), shuffle=False, num_workers=(0,))
-
-
-class Empty(Dataset):
-    def __len__(self) -> int:
-        return 0
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.tensor([index])
-
-
-class WithoutLength(Empty):
-    __len__ = None  # type: ignore[assignment]
-
-
-class BadLength(Empty):
-    def __len__(self) -> int:
-        raise RuntimeError("the index is not loaded")
-
-
-@kinds(Empty, WithoutLength, BadLength)
-def test_lengths(kind: Any) -> None:
-    assert_conforms(kind(), shuffle=False, samples=None, seed=None)

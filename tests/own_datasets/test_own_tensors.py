@@ -126,12 +126,6 @@ def test_what_is_kept(kind: Any, seed: int | None, saved: Path) -> None:
     assert_conforms(kind(saved), seed=seed)
 
 
-@pytest.mark.parametrize(("batch_size", "drop_last"), [(None, False), (1, False), (5, True)])
-def test_sizes_of_batches(batch_size: Any, drop_last: bool, saved: Path) -> None:
-    dataset = Read(saved, READS["saved"][0])
-    assert_conforms(dataset, batch_size=batch_size, drop_last=drop_last, samples=7, seed=None)
-
-
 def missing(root: Path, index: int) -> Any:
     """Read files of which one is missing, with labels of which some are."""
     x = torch.load(root / ("none.pt" if index == 5 else f"{index}.pt"))

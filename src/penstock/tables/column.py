@@ -99,6 +99,11 @@ class Column:
         return found if written else None
 
 
+def dtype_of_objects(stored: torch.dtype) -> torch.dtype:
+    """Return the dtype of the tensor that torch makes of such numbers in a list, as Python's objects."""
+    return torch.float32 if stored.is_floating_point else torch.bool if stored is torch.bool else torch.int64
+
+
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 

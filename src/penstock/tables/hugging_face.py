@@ -24,7 +24,7 @@ from penstock.recipe.originals import look_again, own_class, replaced_in_class
 from penstock.recipe.patches import original_of
 from penstock.sample_notes import torch_batch
 from penstock.system.deferred import deferred
-from penstock.tables.column import Column, NotGathered, column_of
+from penstock.tables.column import Column, NotGathered, column_of, dtype_of_objects
 
 if TYPE_CHECKING:
     from penstock.indexing import batches, guard
@@ -235,11 +235,7 @@ def _opened(value: Any, feature: Any) -> Any:
 
 def _numbers(column: Column, rows: Indices) -> tuple[torch.Tensor, Any] | None:
     """Return numbers one row behind another, as the formats convert them, and the lengths of lists, else None."""
-    stored = column.dtype
-    if stored is None:
-        return None
-    dtype = torch.float32 if stored.is_floating_point else torch.bool if stored is torch.bool else torch.int64
-    return column.numbers(rows, dtype)
+    return None if column.dtype is None else column.numbers(rows, dtype_of_objects(column.dtype))
 
 
 def _tensors(column: Column, rows: Indices) -> Any:

@@ -1,4 +1,4 @@
-"""Datasets of sounds, texts, time series and graphs; and those indexed by a table: pandas, CSV, JSON and SQLite."""
+"""Datasets of texts, time series and graphs; and those indexed by a table: pandas, CSV and SQLite."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import csv
 import random
 import re
 import sqlite3
-import wave
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,67 +15,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 from torchvision import transforms as T
 
 from tests.data import Made
 from tests.own_datasets.conformance import assert_conforms, kinds, listed, optional
-
-RATE = 8000
-
-
-@pytest.fixture(scope="module")
-def sounds(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Return the paths of 10 WAV files of different lengths."""
-    folder = tmp_path_factory.mktemp("sounds")
-    draw = np.random.default_rng(5)
-    for i in range(10):
-        with wave.open(str(folder / f"{i}.wav"), "wb") as file:
-            file.setnchannels(1)
-            file.setsampwidth(2)
-            file.setframerate(RATE)
-            file.writeframes(draw.integers(-9999, 9999, 300 + 37 * i, dtype=np.int16).tobytes())
-    return sorted(folder.iterdir())
-
-
-class Sounds(Dataset):
-    """The wave module, and a padding collate_fn."""
-
-    def __init__(self, paths: list[Path]) -> None:
-        self.paths = paths
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def samples(self, index: int) -> torch.Tensor:
-        with wave.open(str(self.paths[index]), "rb") as file:
-            frames = file.readframes(file.getnframes())
-        return torch.from_numpy(np.frombuffer(frames, dtype=np.int16).astype(np.float32) / 32768)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.samples(index), self.paths[index].stem
-
-    @staticmethod
-    def collate(batch: list[Any]) -> Any:
-        sounds, names = zip(*batch, strict=True)
-        return pad_sequence(list(sounds), batch_first=True), torch.tensor([len(sound) for sound in sounds]), names
-
-
-class Chunks(Sounds):
-    """A random second of each sound, with noise."""
-
-    collate: Any = None
-
-    def __getitem__(self, index: int) -> Any:
-        sound = self.samples(index)
-        start = random.randint(0, len(sound) - 256)
-        return (sound[start : start + 256] + 0.01 * torch.randn(256))[None]
-
-
-@pytest.mark.parametrize("kind", [Sounds, Chunks])
-def test_sounds(kind: Any, sounds: list[Path]) -> None:
-    assert_conforms(kind(sounds), collate_fn=kind.collate)
 
 
 class Texts(Dataset):
