@@ -173,13 +173,6 @@ class ListOfTensors(Stored):
         return self.tensors[idx]
 
 
-@form(rows=lambda: [row for row in floats()], y=class_list)
-class ListOfArrays(Stored):
-    def __getitem__(self, idx):
-        x = np.array(self.rows[idx], dtype=np.float32)
-        return torch.from_numpy(x), self.y[idx]
-
-
 @form(data=lambda: [*zip(tensors(), class_list(), strict=True)])
 class ListOfPairs(Stored):
     def __getitem__(self, idx):
@@ -232,9 +225,6 @@ class CharacterWindows(Dataset[Any]):
     def __init__(self, data, config):
         self.config = config
         self.data = data
-
-    def get_block_size(self):
-        return self.config.block_size
 
     def __len__(self):
         return len(self.data) - self.config.block_size
@@ -539,20 +529,6 @@ class ClassAttributes(Stored):
         return (x - self.mean) / self.std, self.y[idx]
 
 
-@form(tensors, None)
-class OptionalTargets(Dataset[Any]):
-    def __init__(self, x, y=None):
-        self.x, self.y = x, y
-
-    def __len__(self):
-        return self.x.size(0)
-
-    def __getitem__(self, idx):
-        if self.y is None:
-            return self.x[idx]
-        return self.x[idx], self.y[idx]
-
-
 class Wrapper(Dataset[Any]):
     """A dataset over another one."""
 
@@ -568,51 +544,6 @@ class Wrapper(Dataset[Any]):
 
 
 FORMS["Wrapper"] = lambda: Wrapper(TensorPair(tensors(), class_tensor()))
-
-
-@form()
-class Extended(TensorPair):
-    def __init__(self):
-        super().__init__(tensors(), class_tensor())
-        self.weights = numbers(seed=20)
-
-    def __getitem__(self, idx):
-        x, y = super().__getitem__(idx)
-        return x, y, self.weights[idx]
-
-
-@form(_x=tensors, _y=class_tensor)
-class Properties(Stored):
-    @property
-    def x(self):
-        return self._x
-
-    @property
-    def targets(self):
-        return self._y
-
-    def __len__(self):
-        return len(self.x)
-
-    def __getitem__(self, idx):
-        return self.x[idx], self.targets[idx]
-
-
-@form(tensors, class_tensor)
-class Delegating(Dataset[Any]):
-    def __init__(self, x, y):
-        self.inner = SimpleNamespace(x=x, y=y)
-
-    def __getattr__(self, name):
-        if name == "inner":
-            raise AttributeError(name)
-        return getattr(self.inner, name)
-
-    def __len__(self):
-        return len(self.x)
-
-    def __getitem__(self, idx):
-        return self.x[idx], self.y[idx]
 
 
 @dataclasses.dataclass(frozen=True)

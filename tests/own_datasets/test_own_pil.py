@@ -64,16 +64,6 @@ class WithStatement(Photos):
             return EVAL(image.convert("RGB")), index
 
 
-class SingleTransforms(Photos):
-    def __init__(self, paths: list[Path]) -> None:
-        super().__init__(paths)
-        self.resize, self.crop, self.to_tensor = T.Resize((30, 28)), T.RandomCrop(20, padding=2), T.ToTensor()
-
-    def __getitem__(self, index: int) -> Any:
-        image = Image.open(self.paths[index]).convert("RGB")
-        return NORMAL(self.to_tensor(self.crop(self.resize(image))))
-
-
 class Folder(datasets.ImageFolder):
     """A subclass of torchvision's, which returns the path too."""
 
@@ -139,7 +129,6 @@ def read(function: Callable[[Path, int], Any]) -> Callable[[list[Path]], Any]:
 #: By name: the dataset of the photos, and the seed.
 IMAGES: dict[str, tuple[Callable[[list[Path]], Any], int | None]] = {
     "photos": (Photos, 7),
-    "single transforms": (SingleTransforms, 7),
     "folder": (Folder, 7),
     "in memory": (in_memory, 7),
     "from array": (from_array, 7),

@@ -7,11 +7,9 @@ import warnings
 from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import Decimal
-from enum import Enum
 from functools import partial
-from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,11 +21,6 @@ from tests.data import Made
 from tests.own_datasets.conformance import assert_conforms, kinds, listed
 
 Pair = namedtuple("Pair", "x y")
-
-
-class Colour(Enum):
-    RED = 1
-    BLUE = 2
 
 
 STRUCTURES: dict[str, Callable[[int], Any]] = {
@@ -49,19 +42,6 @@ class Sample:
     extra: dict[str, Any]
 
 
-class Triple(NamedTuple):
-    x: torch.Tensor
-    mask: torch.Tensor | None
-    where: PurePosixPath
-
-
-class Slots:
-    __slots__ = ("label", "x")
-
-    def __init__(self, x: torch.Tensor, label: int) -> None:
-        self.x, self.label = x, label
-
-
 class Batch:
     """A batch of the user's own, which pins its memory."""
 
@@ -72,11 +52,6 @@ class Batch:
     def pin_memory(self) -> Batch:
         self.x = self.x.pin_memory()
         return self
-
-
-def plain(i: int) -> Any:
-    values = (None, Decimal(i) / 7, Colour(1 + i % 2), frozenset({i}), bytearray(b"ab"), 1 + i * 1j)
-    return *values, Triple(torch.ones(i % 3), None, PurePosixPath(f"a/{i}")), Slots(torch.zeros(2), i)
 
 
 def padded(samples: list[Any]) -> Any:
@@ -108,7 +83,6 @@ COLLATED: dict[str, tuple[Callable[[int], Any], Any, int | None]] = {
     "a batch of its own": (sample, Batch, 7),
     "padded": (sequence, padded, 7),
     "shuffled": (STRUCTURES["nested"], Shuffled, 7),
-    "plain": (plain, listed, None),
     "packed": (sequence, partial(pack_sequence, enforce_sorted=False), None),
 }
 
@@ -127,14 +101,6 @@ def of_other_samples(i: int) -> Any:
     return share * i + (1 - share) * other, i
 
 
-def seeded_by_index(i: int) -> Any:
-    """Seed the global generators, as validation sets do."""
-    random.seed(i)
-    np.random.seed(i)
-    torch.manual_seed(i)
-    return random.random(), np.random.rand(), torch.rand(1)
-
-
 DRAWS: dict[str, Callable[[int], Any]] = {
     "torch": lambda i: (i, torch.rand(2), torch.randint(9, (1,)), torch.empty(2).normal_(), torch.randperm(4)),
     "numpy": lambda i: (np.random.rand(2), np.random.choice(5), np.random.randn(1).astype(np.float32)),
@@ -143,9 +109,7 @@ DRAWS: dict[str, Callable[[int], Any]] = {
 }
 
 
-def test_seeds_of_its_own() -> None:
-    """The class seeds what threads share: only one of them may run, or it locks."""
-    assert_conforms(Made(seeded_by_index, 14), worker_methods=(None, "process"))
+def test_the_seed_of_a_worker() -> None:
     own = Made(lambda i: (i, torch.initial_seed() % 2**31 if get_worker_info() is not None else 0), 14)
     assert_conforms(own, worker_methods=(None, "process"), invariant=False)
 

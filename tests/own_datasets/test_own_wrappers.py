@@ -103,16 +103,6 @@ class Forwarding:
         return self.data[index] * 2
 
 
-class Duck:
-    """A sequence without a base class, whose IndexError ends it."""
-
-    def __len__(self) -> int:
-        return 11
-
-    def __getitem__(self, index: int) -> Any:
-        return [index, str(index)][index % 1 :]
-
-
 class Lambdas(Rows):
     """Attributes that cannot be pickled: lambdas, a closure, a class made on the spot, a partial."""
 
@@ -146,25 +136,14 @@ class Negative(Rows):
 
 
 @kinds(
-    WholeAsTensor, Forwarding, Lambdas, unseeded=(Whole, Duck, Negative),
+    WholeAsTensor, Forwarding, Lambdas, unseeded=(Whole, Negative),
 )  # fmt: skip
 def test_classes(kind: Any, seed: int | None) -> None:
     assert_conforms(kind(), seed=seed)
 
 
-def generating(index: int) -> Any:
-    """Take each sample from a generator that the call makes."""
-
-    def rows() -> Iterator[Any]:
-        for value in np.arange(index, index + 3, dtype=np.float32):
-            yield value * 2
-
-    return list(rows()), tuple(x.item() for x in rows()), next(rows())
-
-
 NAMED = {f"k{i}": torch.tensor([i]) for i in range(9)}
 SEQUENCES: dict[str, tuple[Any, dict[str, Any]]] = {
-    "generating": (Made(generating, 12), {}),
     "list": ([torch.arange(2) + i for i in range(9)], {}),
     "range": (range(9), {}),
     "dict": ({i: (i, f"v{i}") for i in range(9)}, {}),

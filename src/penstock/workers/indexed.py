@@ -266,16 +266,24 @@ def _listed(given: Any) -> list[Any]:
     return given if isinstance(given, list) else given.tolist()
 
 
+def below_subsets(dataset: Any, given: Any) -> tuple[Any, Any]:
+    """Return the dataset that a Subset is of, whatever lies between them, and its numbers of some samples.
+
+    (None, []): a Subset is not read as torch's class reads it, or raises its own error.
+    """
+    while type(dataset) is Subset:
+        if not _OWN.isdisjoint(vars(dataset)) or replaced_in_class(Subset, READING) is not None:
+            return None, []
+        try:
+            dataset, given = dataset.dataset, [dataset.indices[number] for number in _listed(given)]
+        except Exception:
+            return None, []
+    return dataset, given
+
+
 def _gathered(dataset: Any, given: Any, held: dict[int, Held]) -> Any:
     """Return the batch of some samples; None: Python makes it."""
-    if type(dataset) is Subset:
-        if not _OWN.isdisjoint(vars(dataset)) or replaced_in_class(Subset, READING) is not None:
-            return None
-        try:
-            chosen = [dataset.indices[number] for number in _listed(given)]
-        except Exception:  # which torch's own code raises
-            return None
-        return _gathered(dataset.dataset, chosen, held)
+    dataset, given = below_subsets(dataset, given)
     if type(dataset) is ConcatDataset:
         return _joined(dataset, _listed(given), held)
     found = _known.get(id(dataset))
