@@ -127,6 +127,12 @@ def refusing(self, i):
     return self.x[i], self.y[i]
 
 
+def bounded(self, i):
+    if not 0 <= i < 9:
+        raise IndexError(f"there is no sample {i}")
+    return self.x[i], self.y[i]
+
+
 def checking(self, i):
     x = self.x[i]
     assert not torch.isnan(x).any(), f"NaN in {i}"
@@ -165,7 +171,7 @@ INDEXING = (
     plain, in_dictionary, from_numpy, to_tensor, to_floats, to_longs, as_type, windows, halved, floats, numbers, first,
     turned,
 )  # fmt: skip
-FAILING = refusing, checking, dividing, absent, misspelt, mistyped, reshaped
+FAILING = refusing, bounded, checking, dividing, absent, misspelt, mistyped, reshaped
 #: The classes that have one of the functions as their `__getitem__`.
 KINDS: dict[str, Any] = {
     one.__name__: type(one.__name__, (Held,), {"__getitem__": one}) for one in (*INDEXING, *FAILING, asking)
