@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,8 +40,8 @@ class Reading:
         count, most = indices.numel(), self.at_once
         if count <= most or torch.get_num_threads() == 1:
             return self.run(indices)
-        places = [slice(begin, begin + most) for begin in range(0, count, most)]
-        return assembled([self.run(indices[part]) for part in places], places, count)
+        places = (slice(begin, begin + most) for begin in range(0, count, most))
+        return assembled(((self.run(indices[part]), part) for part in places), count)
 
 
 def read(dataset: Any, index: int) -> Reading:
@@ -77,29 +77,56 @@ def _bytes_of(batch: Any) -> int:
 Places = slice | list[int]
 
 
-def assembled(parts: Sequence[Any], places: Sequence[Places], count: int) -> Any:
+def assembled(parts: Iterable[tuple[Any, Places]], count: int) -> Any:
     """Return one batch of several of the same structure, each with the places of its samples. Raises Unlike."""
-    first = parts[0]
-    if isinstance(first, torch.Tensor):
-        if any((one.dtype, one.shape[1:]) != (first.dtype, first.shape[1:]) for one in parts):
+    room: Any = None
+    first: Any = None
+    for made, places in parts:
+        if room is None:
+            first, room = made, _room(made, count)
+        _put(room, made, places)
+    return _closed(room, first)
+
+
+def _room(made: Any, count: int) -> Any:
+    if isinstance(made, torch.Tensor):
+        layout = torch.contiguous_format if made.is_contiguous() else torch.channels_last
+        return torch.empty((count, *made.shape[1:]), dtype=made.dtype, memory_format=layout)
+    if isinstance(made, dict):
+        return {key: _room(one, count) for key, one in made.items()}
+    return [""] * count if _are_strings(made) else [_room(one, count) for one in made]
+
+
+def _put(room: Any, made: Any, places: Places) -> None:
+    if isinstance(room, torch.Tensor):
+        if not isinstance(made, torch.Tensor) or (made.dtype, made.shape[1:]) != (room.dtype, room.shape[1:]):
             raise Unlike
-        layout = torch.contiguous_format if first.is_contiguous() else torch.channels_last
-        room = torch.empty((count, *first.shape[1:]), dtype=first.dtype, memory_format=layout)
-        for one, at in zip(parts, places, strict=True):
-            room[at] = one
+        room[places] = made
+    elif isinstance(room, dict):
+        if not isinstance(made, dict) or list(made) != list(room):
+            raise Unlike
+        for key, one in room.items():
+            _put(one, made[key], places)
+    elif _are_strings(made):
+        for place, one in zip(range(len(room))[places] if isinstance(places, slice) else places, made, strict=True):
+            room[place] = one
+    else:
+        for one, part in zip(room, made, strict=True):
+            _put(one, part, places)
+
+
+def _closed(room: Any, first: Any) -> Any:
+    """Return what was assembled, its containers of the same classes as the first part's."""
+    if isinstance(room, torch.Tensor):
         return room
-    if isinstance(first, dict):
-        if any(list(one) != list(first) for one in parts):
-            raise Unlike
-        return {key: assembled([one[key] for one in parts], places, count) for key in first}
-    if first and isinstance(first[0], str):
-        texts = [""] * count
-        for one, at in zip(parts, places, strict=True):
-            for place, text in zip(range(count)[at] if isinstance(at, slice) else at, one, strict=True):
-                texts[place] = text
-        return texts if isinstance(first, list) else tuple(texts)
-    made = [assembled(ones, places, count) for ones in zip(*parts, strict=True)]
-    return made if isinstance(first, list) else tuple.__new__(type(first), made)
+    if isinstance(room, dict):
+        return {key: _closed(one, first[key]) for key, one in room.items()}
+    values = room if _are_strings(first) else list(map(_closed, room, first))
+    return values if isinstance(first, list) else tuple.__new__(type(first), values)
+
+
+def _are_strings(made: Any) -> bool:
+    return bool(made) and isinstance(made[0], str)
 
 
 class _Builder:

@@ -299,13 +299,14 @@ def _joined(dataset: Any, given: list[Any], all_held: dict[int, Held]) -> Any:
         return None
     for place, number in enumerate(given):
         places.setdefault(bisect_right(ends, number), []).append(place)
-    made: list[Any] = []
+    parts: list[tuple[Any, batches.Places]] = []
     for part, held in places.items():
         begin = ends[part - 1] if part else 0
-        made.append(_gathered(dataset.datasets[part], [given[place] - begin for place in held], all_held))
-        if made[-1] is None:
+        made = _gathered(dataset.datasets[part], [given[place] - begin for place in held], all_held)
+        if made is None:
             return None
+        parts.append((made, held))
     try:
-        return made[0] if len(made) == 1 else batches.assembled(made, list(places.values()), len(given))
+        return parts[0][0] if len(parts) == 1 else batches.assembled(parts, len(given))
     except Exception:  # of datasets whose samples differ, or of a dtype that torch does not assemble
         return None
