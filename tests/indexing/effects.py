@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import logging
 import random
 import threading
-import time
 from typing import Any
 
 import numpy as np
@@ -21,200 +19,123 @@ COUNT = 0
 class Held(Dataset[Any]):
     def __init__(self) -> None:
         self.x = torch.arange(3.0 * N).reshape(N, 3)
-        self.a = np.arange(2 * N, dtype=np.float32).reshape(N, 2)
         self.y = [*range(N)]
         self.rows = [[i, i + 1] for i in range(N)]
-        self.records = [{"y": i} for i in range(N)]
         self.count, self.seen, self.cache = 0, list[Any](), dict[int, Any]()
         self.last: Any = None
-        self.generator = torch.Generator().manual_seed(1)
-        self.draws = random.Random(3)
-        self.rng = np.random.default_rng(2)
         self.lock = threading.Lock()
 
     def __len__(self) -> int:
         return N
 
 
-class Counter(Held):
-    def __getitem__(self, i):
-        self.count += 1
-        return self.x[i], self.y[i]
+def counter(self, i):
+    self.count += 1
+    return self.x[i], self.y[i]
 
 
-class CounterInTheSample(Held):
-    def __getitem__(self, i):
-        self.count += 1
-        return self.x[i], self.count
+def global_counter(self, i):
+    global COUNT
+    COUNT += 1
+    return self.x[i], COUNT
 
 
-class ClassCounter(Held):
-    total = 0
-
-    def __getitem__(self, i):
-        type(self).total += 1
-        return self.x[i], type(self).total
+def appending_to_module(self, i):
+    CALLS.append(i)
+    return self.x[i]
 
 
-class GlobalCounter(Held):
-    def __getitem__(self, i):
-        global COUNT
-        COUNT += 1
-        return self.x[i], COUNT
+def printing(self, i):
+    print("sample", i, self.y[i])
+    return self.x[i], self.y[i]
 
 
-class Appending(Held):
-    def __getitem__(self, i):
-        self.seen.append(i)
-        return self.x[i]
+def drawing(self, i):
+    return self.x[i] + torch.rand(3), random.random(), np.random.rand()
 
 
-class AppendingToModule(Held):
-    def __getitem__(self, i):
-        CALLS.append(i)
-        return self.x[i]
-
-
-class Printing(Held):
-    def __getitem__(self, i):
-        print("sample", i, self.y[i])
-        return self.x[i], self.y[i]
-
-
-class Logging(Held):
-    def __getitem__(self, i):
-        logging.getLogger("tests.indexing").debug("sample %d", i)
-        return self.x[i]
-
-
-class Drawing(Held):
-    def __getitem__(self, i):
-        return self.x[i] + torch.rand(3), random.random(), np.random.rand()
-
-
-class DrawingOnce(Held):
+def drawing_once(self, i):
     """Draws that are of no consequence for the sample."""
-
-    def __getitem__(self, i):
-        torch.rand(1)
-        return self.x[i]
+    torch.rand(1)
+    return self.x[i]
 
 
-class OwnGenerators(Held):
-    def __getitem__(self, i):
-        return self.x[i] + torch.rand(3, generator=self.generator), self.draws.random(), self.rng.random()
-
-
-class RandomChoice(Held):
-    def __getitem__(self, i):
-        j = random.randrange(N)
-        return self.x[i], self.x[j], int(self.y[i] == self.y[j])
-
-
-class RandomWindow(Held):
-    def __getitem__(self, i):
-        j = int(torch.randint(N - 3, ()))
-        return self.x[j : j + 3]
-
-
-class Shuffling(Held):
-    def __getitem__(self, i):
-        np.random.shuffle(self.a)
-        return self.a[i].copy()
-
-
-class InPlace(Held):
+def in_place(self, i):
     """A sample that is changed where it lies: at each pass anew."""
-
-    def __getitem__(self, i):
-        x = self.x[i]
-        x += 1
-        return x
+    x = self.x[i]
+    x += 1
+    return x
 
 
-class InPlaceByMethod(Held):
-    def __getitem__(self, i):
-        return self.x[i].mul_(2), self.y[i]
+def in_place_by_method(self, i):
+    return self.x[i].mul_(2), self.y[i]
 
 
-class InPlaceOfArray(Held):
-    def __getitem__(self, i):
-        a = self.a[i]
-        a /= 2
-        return torch.from_numpy(a)
+def in_place_of_item(self, i):
+    x = self.x[i]
+    x[0] = -1
+    return x
 
 
-class InPlaceOfItem(Held):
-    def __getitem__(self, i):
-        x = self.x[i]
-        x[0] = -1
-        return x
-
-
-class InPlaceBehindAView(Held):
-    def __getitem__(self, i):
-        x = torch.from_numpy(self.a[i]).view(1, 2)
-        x.neg_()
-        return x
-
-
-class InPlaceWithOut(Held):
-    def __getitem__(self, i):
-        return torch.add(self.x[i], 1, out=self.x[i])
-
-
-class InPlaceOfCopy(Held):
+def in_place_of_copy(self, i):
     """What is changed is the sample's own: the dataset stays."""
-
-    def __getitem__(self, i):
-        x = self.x[i].clone()
-        x[0] = -1
-        x += 1
-        return x
+    x = self.x[i].clone()
+    x[0] = -1
+    x += 1
+    return x
 
 
-class ItemOfRecord(Held):
-    def __getitem__(self, i):
-        record = self.records[i]
-        record["times"] = record.get("times", 0) + 1
-        return record
+def popping(self, i):
+    return self.x[i], self.y.pop()
 
 
-class AppendToRow(Held):
-    def __getitem__(self, i):
-        row = self.rows[i]
-        row.append(len(row))
-        return torch.tensor(row[-2:])
+def remembering(self, i):
+    self.last = self.x[i]
+    return self.x[i]
 
 
-class Popping(Held):
-    def __getitem__(self, i):
-        return self.x[i], self.y.pop()
+def caching(self, i):
+    if i not in self.cache:
+        self.cache[i] = self.x[i] * 2
+    return self.cache[i]
 
 
-class Sorting(Held):
-    def __getitem__(self, i):
-        self.rows[i].sort(reverse=True)
-        return self.rows[i]
-
-
-class Remembering(Held):
-    def __getitem__(self, i):
-        self.last = self.x[i]
+def locking(self, i):
+    with self.lock:
+        self.count += 1
         return self.x[i]
 
 
-class PreviousSample(Held):
-    def __getitem__(self, i):
-        x, self.last = self.x[i], i if self.last is None else self.last + i
-        return x, self.last
+def raising(self, i):
+    """Effects before the error are kept."""
+    self.count += 1
+    if i == 9:
+        raise KeyError(i)
+    self.seen.append(i)
+    return self.x[i]
 
 
-class Caching(Held):
-    def __getitem__(self, i):
-        if i not in self.cache:
-            self.cache[i] = self.x[i] * 2
-        return self.cache[i]
+def tolerating(self, i):
+    try:
+        return self.x[i], self.y[2 * i]
+    except IndexError:
+        self.count += 1
+        return self.x[i], -1
+
+
+def yielding(self, i):
+    yield self.x[i]
+
+
+def walrus(self, i):
+    return (x := self.x[i]), x * 2, [y for y in self.rows[i] if (z := y) > 0], z
+
+
+def other_sample(self, i):
+    """A sample that is made of the samples before it."""
+    if i == 0:
+        return self.x[0]
+    return self[i - 1] + self.x[i]
 
 
 class LazilyLoaded(Held):
@@ -234,19 +155,6 @@ class Memoised(Held):
 
     def __getitem__(self, i):
         return self.row(i) + 1
-
-
-class Locking(Held):
-    def __getitem__(self, i):
-        with self.lock:
-            self.count += 1
-            return self.x[i]
-
-
-class Timing(Held):
-    def __getitem__(self, i):
-        self.seen.append(type(time.perf_counter()))
-        return self.x[i]
 
 
 class Deferred(Held):
@@ -331,45 +239,6 @@ class CountingTruth(Held):
         return self.x[i] if self.truth else -self.x[i]
 
 
-class Raising(Held):
-    """Effects before the error are kept."""
-
-    def __getitem__(self, i):
-        self.count += 1
-        if i == 9:
-            raise KeyError(i)
-        self.seen.append(i)
-        return self.x[i]
-
-
-class Tolerating(Held):
-    def __getitem__(self, i):
-        try:
-            return self.x[i], self.y[2 * i]
-        except IndexError:
-            self.count += 1
-            return self.x[i], -1
-
-
-class Yielding(Held):
-    def __getitem__(self, i):
-        yield self.x[i]
-
-
-class Walrus(Held):
-    def __getitem__(self, i):
-        return (x := self.x[i]), x * 2, [y for y in self.rows[i] if (z := y) > 0], z
-
-
-class OtherSample(Held):
-    """A sample that is made of the samples before it."""
-
-    def __getitem__(self, i):
-        if i == 0:
-            return self.x[0]
-        return self[i - 1] + self.x[i]
-
-
 def forget() -> None:
     """Let nothing be kept of what was done before."""
     global COUNT
@@ -377,9 +246,25 @@ def forget() -> None:
     CALLS.clear()
     Memoised.row.cache_clear()
     CountingHelper.helper.__defaults__[0].clear()  # type: ignore[index]
-    ClassCounter.total = 0
 
 
-EFFECTS = [
-    kind for kind in (*globals().values(),) if isinstance(kind, type) and issubclass(kind, Held) and kind is not Held
+_FUNCTIONS = [
+    *(counter, global_counter, appending_to_module, printing, drawing, drawing_once, in_place, in_place_by_method),
+    *(in_place_of_item, in_place_of_copy, popping, remembering, caching, locking, raising, tolerating, yielding),
+    *(walrus, other_sample),
 ]
+_CLASSES = [
+    LazilyLoaded,
+    Memoised,
+    Deferred,
+    CountingAttributes,
+    CountingContainer,
+    CountingTransform,
+    CountingHelper,
+    CountingTruth,
+]
+#: Datasets by name: of a class that has one of the functions as its `__getitem__`, and of the others.
+EFFECTS: dict[str, Any] = {
+    **{one.__name__: type(one.__name__, (Held,), {"__getitem__": one}) for one in _FUNCTIONS},
+    **{kind.__name__: kind for kind in _CLASSES},
+}

@@ -13,7 +13,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -128,30 +128,12 @@ class TensorPair(Stored):
         return self.X[idx], self.y[idx]
 
 
-@form(X=doubles, y=classes)
-class ArrayPair(Stored):
-    def __getitem__(self, index):
-        return self.X[index], self.y[index]
-
-
 @form(data=token_rows, labels=class_list)
 class ListPair(Stored):
     def __getitem__(self, idx):
         data = self.data[idx]
         label = self.labels[idx]
         return data, label
-
-
-@form(data=token_rows, labels=class_list)
-class TensorOfList(Stored):
-    def __getitem__(self, idx):
-        return torch.tensor(self.data[idx], dtype=torch.long), torch.tensor(self.labels[idx], dtype=torch.float)
-
-
-@form(x=doubles, labels=class_list)
-class TensorOfArray(Stored):
-    def __getitem__(self, i):
-        return torch.tensor(self.x[i], dtype=torch.float32), self.labels[i]
 
 
 @form(features=floats, targets=classes)
@@ -161,22 +143,10 @@ class FromNumpyDict(Stored):
         return dct
 
 
-@form(images=lambda: numbers(3, 6, 5).astype(np.float32), masks=lambda: numbers(1, 6, 5).astype(np.float32))
-class FromNumpyImages(Stored):
-    def __getitem__(self, idx):
-        return {"image": torch.from_numpy(self.images[idx]), "mask": torch.from_numpy(self.masks[idx])}
-
-
 @form(x=floats, y=class_list)
 class FloatTensorForm(Stored):
     def __getitem__(self, idx):
         return torch.FloatTensor(self.x[idx]), torch.LongTensor([self.y[idx]])
-
-
-@form(x=doubles, y=doubles)
-class AsTensor(Stored):
-    def __getitem__(self, idx):
-        return torch.as_tensor(self.x[idx]).float(), torch.as_tensor(self.y[idx], dtype=torch.float64)
 
 
 @form(x=doubles, y=classes)
@@ -203,31 +173,11 @@ class ListOfTensors(Stored):
         return self.tensors[idx]
 
 
-@form(rows=lambda: [row for row in floats()], y=class_list)
-class ListOfArrays(Stored):
-    def __getitem__(self, idx):
-        x = np.array(self.rows[idx], dtype=np.float32)
-        return torch.from_numpy(x), self.y[idx]
-
-
 @form(data=lambda: [*zip(tensors(), class_list(), strict=True)])
 class ListOfPairs(Stored):
     def __getitem__(self, idx):
         x, y = self.data[idx]
         return x, y
-
-
-@form(data=lambda: tuple(zip(texts(), class_list(), strict=True)))
-class TupleOfTexts(Stored):
-    def __getitem__(self, idx):
-        return self.data[idx]
-
-
-@form(records=lambda: [{"x": x, "y": y} for x, y in zip(token_rows(), class_list(), strict=True)])
-class Records(Stored):
-    def __getitem__(self, idx):
-        record = self.records[idx]
-        return {"x": torch.tensor(record["x"]), "y": record["y"]}
 
 
 @form(lambda: list(zip(token_rows(), token_rows(), class_list(), strict=True)))
@@ -240,21 +190,6 @@ class Unzipped(Dataset[Any]):
 
     def __getitem__(self, i):
         return torch.LongTensor(self.first[i]), torch.LongTensor(self.second[i]), torch.FloatTensor([self.score[i]])
-
-
-@form(texts=texts, labels=class_list)
-class TextAndLabel(Stored):
-    def __getitem__(self, idx):
-        text = self.texts[idx]
-        label = self.labels[idx]
-        sample = {"Text": text, "Class": label}
-        return sample
-
-
-@form(values=class_list)
-class ScalarOnly(Stored):
-    def __getitem__(self, idx):
-        return self.values[idx]
 
 
 @form(values=lambda: list(numbers()), flags=lambda: [bool(k % 2) for k in range(SIZE)])
@@ -274,42 +209,6 @@ class Encodings(Stored):
         return item
 
 
-@form(
-    encodings=lambda: {"input_ids": torch.tensor(token_rows()), "attention_mask": torch.ones(SIZE, 7).long()},
-    labels=class_list,
-)
-class TensorEncodings(Stored):
-    def __getitem__(self, idx):
-        item = {key: val[idx].clone().detach() for key, val in self.encodings.items()}
-        item["labels"] = torch.tensor(self.labels[idx])
-        return item
-
-
-@form(encodings=lambda: SimpleNamespace(input_ids=np.array(token_rows()), masks=np.ones((SIZE, 7), np.int64)))
-class EncodingAttributes(Stored):
-    def __len__(self):
-        return len(self.encodings.input_ids)
-
-    def __getitem__(self, idx):
-        return {
-            "input_ids": torch.from_numpy(self.encodings.input_ids[idx]),
-            "attention_mask": torch.from_numpy(self.encodings.masks[idx]),
-            "labels": torch.from_numpy(self.encodings.input_ids[idx]).clone(),
-        }
-
-
-@form(data=lambda: torch.from_numpy(token_stream().astype(np.int64)), block_size=8)
-class TokenWindows(Stored):
-    def __len__(self):
-        return len(self.data) - self.block_size
-
-    def __getitem__(self, idx):
-        chunk = self.data[idx : idx + self.block_size + 1]
-        x = chunk[:-1]
-        y = chunk[1:]
-        return x, y
-
-
 @form(data=lambda: mapped(token_stream()), block_size=16)
 class MappedWindows(Stored):
     def __len__(self):
@@ -326,9 +225,6 @@ class CharacterWindows(Dataset[Any]):
     def __init__(self, data, config):
         self.config = config
         self.data = data
-
-    def get_block_size(self):
-        return self.config.block_size
 
     def __len__(self):
         return len(self.data) - self.config.block_size
@@ -356,29 +252,6 @@ class DisjointBlocks(Stored):
 # --- time series ------------------------------------------------------------------------------------------------------
 
 
-@form(series=lambda: numbers(3, seed=8), seq_len=5)
-class SeriesWindows(Stored):
-    def __len__(self):
-        return len(self.series) - self.seq_len
-
-    def __getitem__(self, index):
-        x = self.series[index : index + self.seq_len]
-        y = self.series[index + self.seq_len]
-        return torch.tensor(x, dtype=torch.float32), torch.tensor(y, dtype=torch.float32)
-
-
-@form(data=lambda: torch.arange(80.0).reshape(40, 2), window=6, horizon=2, step=2)
-class SteppedWindows(Stored):
-    def __len__(self):
-        return (len(self.data) - self.window - self.horizon) // self.step + 1
-
-    def __getitem__(self, i):
-        begin = i * self.step
-        x = self.data[begin : begin + self.window]
-        y = self.data[begin + self.window : begin + self.window + self.horizon, -1]
-        return x, y
-
-
 @form(features=lambda: numbers(2, seed=9).astype(np.float32), target=lambda: numbers(seed=10).astype(np.float32), lag=4)
 class PastWindows(Stored):
     """Targets of the index, features of the window that ends there."""
@@ -403,13 +276,6 @@ class MiddleDimension(Stored):
 # --- images -----------------------------------------------------------------------------------------------------------
 
 
-@form(data=lambda: torch.from_numpy(images()), targets=class_tensor)
-class Digits(Stored):
-    def __getitem__(self, index):
-        image = self.data[index].float() / 255.0
-        return image.unsqueeze(0), self.targets[index]
-
-
 @form(images=colours, labels=classes)
 class ChannelsFirst(Stored):
     def __getitem__(self, index):
@@ -422,19 +288,6 @@ class TransposedArray(Stored):
     def __getitem__(self, index):
         image = self.images[index].transpose((2, 0, 1)).astype(np.float32) / 255
         return image, self.labels[index]
-
-
-@form(images, class_list)
-class FlatDigits(Dataset[Any]):
-    def __init__(self, images, labels):
-        self.images = images.reshape(SIZE, -1)
-        self.labels = labels
-
-    def __len__(self):
-        return len(self.images)
-
-    def __getitem__(self, i):
-        return torch.tensor(self.images[i]).float().view(1, 8, 6), self.labels[i]
 
 
 @form(lambda: torch.from_numpy(colours()), class_list, None, None)
@@ -525,7 +378,7 @@ class FrameColumns(Stored):
 @form(table)
 class FrameRowColumns(Dataset[Any]):
     def __init__(self, df):
-        self.df = df
+        self.df = df.drop(columns="text")
         self.cols = ["c0", "c2"]
 
     def __len__(self):
@@ -578,12 +431,6 @@ class FrameValues(Dataset[Any]):
         return torch.tensor(self.x[idx]).float(), torch.tensor(self.y[idx])
 
 
-@form(df=table)
-class FrameDictionary(Stored):
-    def __getitem__(self, idx):
-        return self.df.iloc[idx].to_dict()
-
-
 # --- labels, pairs, graphs --------------------------------------------------------------------------------------------
 
 
@@ -591,36 +438,6 @@ class FrameDictionary(Stored):
 class OneHot(Stored):
     def __getitem__(self, idx):
         return self.x[idx], F.one_hot(self.y[idx], num_classes=self.n_classes).float()
-
-
-@form(x=tensors, y=class_list)
-class OneHotOfNumber(Stored):
-    def __getitem__(self, idx):
-        label = torch.nn.functional.one_hot(torch.tensor(self.y[idx]), 4)
-        return self.x[idx], label
-
-
-@form(floats, classes)
-class OneHotOfEye(Dataset[Any]):
-    def __init__(self, x, y):
-        self.x, self.y, self.eye = x, y, np.eye(4, dtype=np.float32)
-
-    def __len__(self):
-        return len(self.x)
-
-    def __getitem__(self, idx):
-        return self.x[idx], self.eye[self.y[idx]]
-
-
-class Sample(NamedTuple):
-    x: Any
-    y: Any
-
-
-@form(x=tensors, y=class_tensor)
-class NamedSamples(Stored):
-    def __getitem__(self, idx):
-        return Sample(x=self.x[idx], y=self.y[idx])
 
 
 Old = collections.namedtuple("Old", ["features", "label", "index"])
@@ -660,62 +477,11 @@ class NormalisedArray(Dataset[Any]):
         return torch.from_numpy((self.x[idx] - self.mean) / (self.std + 1e-8)).float()
 
 
-@form(
-    users=lambda: classes() * 3,
-    items=lambda: classes()[::-1].copy(),
-    ratings=lambda: numbers(seed=12).astype(np.float32),
-)
-class Ratings(Stored):
-    def __getitem__(self, i):
-        return (
-            torch.tensor(self.users[i], dtype=torch.long),
-            torch.tensor(self.items[i], dtype=torch.long),
-            torch.tensor(self.ratings[i], dtype=torch.float),
-        )
-
-
-@form(edges=lambda: torch.from_numpy(np.random.default_rng(6).integers(0, 9, (2, SIZE))))
-class Edges(Stored):
-    def __len__(self):
-        return self.edges.shape[1]
-
-    def __getitem__(self, i):
-        return self.edges[:, i]
-
-
 @form(triples=lambda: np.random.default_rng(7).integers(0, 9, (SIZE, 3)))
 class Triples(Stored):
     def __getitem__(self, idx):
         head, relation, tail = self.triples[idx]
         return head, relation, tail
-
-
-@form(lambda: [f"id-{k}" for k in range(SIZE)], lambda: {f"id-{k}": k % 3 for k in range(SIZE)})
-class LabelsById(Dataset[Any]):
-    def __init__(self, list_IDs, labels):
-        self.labels = labels
-        self.list_IDs = list_IDs
-
-    def __len__(self):
-        return len(self.list_IDs)
-
-    def __getitem__(self, index):
-        ID = self.list_IDs[index]
-        y = self.labels[ID]
-        return ID, y
-
-
-@form(lambda: ["cat", "dog", "owl"], lambda: [("cat", "dog", "owl")[k % 3] for k in range(SIZE)], tensors)
-class NamesOfClasses(Dataset[Any]):
-    def __init__(self, classes, labels, x):
-        self.class_to_idx = {name: number for number, name in enumerate(classes)}
-        self.labels, self.x = labels, x
-
-    def __len__(self):
-        return len(self.labels)
-
-    def __getitem__(self, index):
-        return self.x[index], self.class_to_idx[self.labels[index]]
 
 
 @form(tensors, tensors)
@@ -749,20 +515,6 @@ class Helper(Stored):
         return x, self.get_label(idx), self.get_label(idx, offset=2)
 
 
-def scaled(x, low=0.0, high=255.0):
-    return (x - low) / (high - low)
-
-
-def pair_of(x, y):
-    return x, y
-
-
-@form(x=lambda: torch.from_numpy(images()), y=class_list)
-class ModuleFunction(Stored):
-    def __getitem__(self, idx):
-        return pair_of(scaled(self.x[idx].float()), self.y[idx])
-
-
 SCALE = 255.0
 
 
@@ -775,55 +527,6 @@ class ClassAttributes(Stored):
     def __getitem__(self, idx):
         x = self.x[idx].to(self.dtype) / SCALE
         return (x - self.mean) / self.std, self.y[idx]
-
-
-@form(x=tensors, y=class_list, train=True)
-class TrainSwitch(Stored):
-    def __getitem__(self, idx):
-        if self.train:
-            return self.x[idx], self.y[idx]
-        return self.x[idx]
-
-
-FORMS["TestSwitch"] = lambda: TrainSwitch(tensors(), class_list(), False)
-
-
-@form(tensors, None)
-class OptionalTargets(Dataset[Any]):
-    def __init__(self, x, y=None):
-        self.x, self.y = x, y
-
-    def __len__(self):
-        return self.x.size(0)
-
-    def __getitem__(self, idx):
-        if self.y is None:
-            return self.x[idx]
-        return self.x[idx], self.y[idx]
-
-
-@form(x=tensors, y=class_tensor)
-class WithIndex(Stored):
-    def __getitem__(self, index):
-        return self.x[index], self.y[index], index
-
-
-@form(x=tensors, indices=lambda: np.random.default_rng(9).permutation(SIZE)[:15])
-class Fold(Stored):
-    def __len__(self):
-        return len(self.indices)
-
-    def __getitem__(self, idx):
-        return self.x[self.indices[idx]], self.indices[idx]
-
-
-@form(x=tensors, times=2)
-class Repeated(Stored):
-    def __len__(self):
-        return len(self.x) * self.times
-
-    def __getitem__(self, idx):
-        return self.x[idx % len(self.x)]
 
 
 class Wrapper(Dataset[Any]):
@@ -843,77 +546,6 @@ class Wrapper(Dataset[Any]):
 FORMS["Wrapper"] = lambda: Wrapper(TensorPair(tensors(), class_tensor()))
 
 
-@form()
-class Inherited(TensorPair):
-    def __init__(self):
-        super().__init__(tensors(), class_tensor())
-
-
-@form()
-class Extended(TensorPair):
-    def __init__(self):
-        super().__init__(tensors(), class_tensor())
-        self.weights = numbers(seed=20)
-
-    def __getitem__(self, idx):
-        x, y = super().__getitem__(idx)
-        return x, y, self.weights[idx]
-
-
-class Base(Dataset[Any]):
-    def __len__(self):
-        return len(self.load())
-
-    def load(self):
-        raise NotImplementedError
-
-    def __getitem__(self, idx):
-        return self.load()[idx]
-
-
-@form()
-class Hook(Base):
-    def __init__(self):
-        self.x = tensors()
-
-    def load(self):
-        return self.x
-
-
-@form(_x=tensors, _y=class_tensor)
-class Properties(Stored):
-    @property
-    def x(self):
-        return self._x
-
-    @property
-    def targets(self):
-        return self._y
-
-    def __len__(self):
-        return len(self.x)
-
-    def __getitem__(self, idx):
-        return self.x[idx], self.targets[idx]
-
-
-@form(tensors, class_tensor)
-class Delegating(Dataset[Any]):
-    def __init__(self, x, y):
-        self.inner = SimpleNamespace(x=x, y=y)
-
-    def __getattr__(self, name):
-        if name == "inner":
-            raise AttributeError(name)
-        return getattr(self.inner, name)
-
-    def __len__(self):
-        return len(self.x)
-
-    def __getitem__(self, idx):
-        return self.x[idx], self.y[idx]
-
-
 @dataclasses.dataclass(frozen=True)
 class Config:
     window: int = 3
@@ -927,21 +559,6 @@ class Configured(Stored):
 
     def __getitem__(self, idx):
         return self.x[idx : idx + self.cfg.window] * self.cfg.scale
-
-
-@dataclasses.dataclass
-class DataClass(Dataset[Any]):
-    x: Any
-    y: Any
-
-    def __len__(self):
-        return len(self.x)
-
-    def __getitem__(self, idx):
-        return self.x[idx], self.y[idx]
-
-
-FORMS["DataClass"] = lambda: DataClass(tensors(), class_list())
 
 
 def closed_over():
@@ -1022,12 +639,6 @@ class OwnTensorDataset(Dataset[Any]):
         return self.tensors[0].size(0)
 
 
-@form(rows=lambda: mapped(numbers(4).astype(np.float32), "c"), labels=class_list)
-class MappedRows(Stored):
-    def __getitem__(self, idx):
-        return torch.from_numpy(np.array(self.rows[idx])), self.labels[idx]
-
-
 @form(tensors, class_list)
 class Lambdas(Dataset[Any]):
     def __init__(self, x, y):
@@ -1054,31 +665,11 @@ class Decorated(Stored):
         return self.x[idx]
 
 
-@form(data=lambda: {"train": {"x": floats(), "y": class_list()}}, split="train")
-class NestedSplits(Stored):
-    def __len__(self):
-        return len(self.data[self.split]["y"])
-
-    def __getitem__(self, idx):
-        data = self.data[self.split]
-        x = data["x"][idx]
-        return {"inputs": {"x": x, "first": x[0]}, "target": data["y"][idx]}
-
-
 @form(x=lambda: numbers(6, 4).astype(np.float32), max_len=3)
 class Truncated(Stored):
     def __getitem__(self, idx):
         x = self.x[idx][: self.max_len]
         return torch.from_numpy(x.copy()), torch.from_numpy(x).contiguous().view(-1)
-
-
-@form(
-    targets=lambda: torch.rand(SIZE, 3, generator=torch.Generator().manual_seed(0)) > 0.5,
-    x=lambda: torch.ones(SIZE, 2).half(),
-)
-class MultiLabel(Stored):
-    def __getitem__(self, idx):
-        return self.x[idx], self.targets[idx].float(), self.targets[idx]
 
 
 @form(class_list)

@@ -1,4 +1,4 @@
-"""Classes that index data that is not what it seems; pytest rewrites the code of test modules, but not of this one."""
+"""Code that indexes data that is not what it seems; pytest rewrites the code of test modules, but not of this one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ N = 14
 
 
 class Held(Dataset[Any]):
-    """Data that the classes below index, with labels."""
+    """Data that the functions below index, with labels."""
 
     def __init__(self, x: Any, length: int = N) -> None:
         self.x, self.y, self.length = x, [*range(N)], length
@@ -22,80 +22,61 @@ class Held(Dataset[Any]):
         return self.length
 
 
-class Plain(Held):
-    def __getitem__(self, i):
-        return self.x[i], self.y[i]
+def plain(self, i):
+    return self.x[i], self.y[i]
 
 
-class InDictionary(Held):
-    def __getitem__(self, i):
-        return {"x": self.x[i], "y": self.y[i]}
+def in_dictionary(self, i):
+    return {"x": self.x[i], "y": self.y[i]}
 
 
-class FromNumpy(Held):
-    def __getitem__(self, i):
-        return torch.from_numpy(self.x[i])
+def from_numpy(self, i):
+    return torch.from_numpy(self.x[i])
 
 
-class ToTensor(Held):
-    def __getitem__(self, i):
-        return torch.tensor(self.x[i]), self.y[i]
+def to_tensor(self, i):
+    return torch.tensor(self.x[i]), self.y[i]
 
 
-class Asking(Held):
-    def __getitem__(self, i):
-        return self.x[i], torch.is_tensor(i)
+def asking(self, i):
+    return self.x[i], torch.is_tensor(i)
 
 
-class ToFloats(Held):
-    def __getitem__(self, i):
-        return torch.tensor(self.x[i], dtype=torch.float32)
+def to_floats(self, i):
+    return torch.tensor(self.x[i], dtype=torch.float32)
 
 
-class ToLongs(Held):
-    def __getitem__(self, i):
-        return torch.as_tensor(self.x[i], dtype=torch.long)
+def to_longs(self, i):
+    return torch.as_tensor(self.x[i], dtype=torch.long)
 
 
-class AsType(Held):
-    def __getitem__(self, i):
-        return self.x[i].astype(np.float32)
+def as_type(self, i):
+    return self.x[i].astype(np.float32)
 
 
-class Windows(Held):
-    def __getitem__(self, i):
-        window = self.x[i : i + 3]
-        return window, window[:-1]
+def windows(self, i):
+    window = self.x[i : i + 3]
+    return window, window[:-1]
 
 
-class Halved(Held):
-    def __getitem__(self, i):
-        return self.x[i] / 2 - 1
+def halved(self, i):
+    return self.x[i] / 2 - 1
 
 
-class Floats(Held):
-    def __getitem__(self, i):
-        return self.x[i].float()
+def floats(self, i):
+    return self.x[i].float()
 
 
-class Numbers(Held):
-    def __getitem__(self, i):
-        return int(self.x[i]), float(self.x[i])
+def numbers(self, i):
+    return int(self.x[i]), float(self.x[i])
 
 
-class First(Held):
-    def __getitem__(self, i):
-        return self.x[i][0], self.x[i][1:]
+def first(self, i):
+    return self.x[i][0], self.x[i][1:]
 
 
-class Turned(Held):
-    def __getitem__(self, i):
-        return self.x[i].T, self.x[i].reshape(-1)
-
-
-CLASSES = (
-    Plain, InDictionary, FromNumpy, ToTensor, ToFloats, ToLongs, AsType, Windows, Halved, Floats, Numbers, First, Turned
-)  # fmt: skip
+def turned(self, i):
+    return self.x[i].T, self.x[i].reshape(-1)
 
 
 class Colour(enum.IntEnum):
@@ -140,45 +121,42 @@ class Sequence:
         return torch.full((3,), float(i))
 
 
-class Refusing(Held):
-    """A class that checks what it gives."""
-
-    def __getitem__(self, i):
-        if i == 9:
-            raise ValueError(f"sample {i} is bad")
-        return self.x[i], self.y[i]
+def refusing(self, i):
+    if i == 9:
+        raise ValueError(f"sample {i} is bad")
+    return self.x[i], self.y[i]
 
 
-class Checking(Held):
-    def __getitem__(self, i):
-        x = self.x[i]
-        assert not torch.isnan(x).any(), f"NaN in {i}"
-        return x, self.y[i]
+def bounded(self, i):
+    if not 0 <= i < 9:
+        raise IndexError(f"there is no sample {i}")
+    return self.x[i], self.y[i]
 
 
-class Dividing(Held):
-    def __getitem__(self, i):
-        return self.x[i] / 2, self.y[i] / (self.y[i] - 9)
+def checking(self, i):
+    x = self.x[i]
+    assert not torch.isnan(x).any(), f"NaN in {i}"
+    return x, self.y[i]
 
 
-class Absent(Held):
-    def __getitem__(self, i):
-        return self.x[i], self.z[i]  # type: ignore[attr-defined]
+def dividing(self, i):
+    return self.x[i] / 2, self.y[i] / (self.y[i] - 9)
 
 
-class Misspelt(Held):
-    def __getitem__(self, i):
-        return self.x[i], torhc.tensor(self.y[i])  # type: ignore[name-defined]  # noqa: F821
+def absent(self, i):
+    return self.x[i], self.z[i]
 
 
-class Mistyped(Held):
-    def __getitem__(self, i):
-        return self.x[i].astype(np.float32), self.y[i]
+def misspelt(self, i):
+    return self.x[i], torhc.tensor(self.y[i])  # type: ignore[name-defined]  # noqa: F821
 
 
-class Reshaped(Held):
-    def __getitem__(self, i):
-        return self.x[i].reshape(2, 2)
+def mistyped(self, i):
+    return self.x[i].astype(np.float32), self.y[i]
+
+
+def reshaped(self, i):
+    return self.x[i].reshape(2, 2)
 
 
 class Deep(Held):
@@ -187,6 +165,17 @@ class Deep(Held):
 
     def __getitem__(self, i):
         return self.x[i], self.label(i)
+
+
+INDEXING = (
+    plain, in_dictionary, from_numpy, to_tensor, to_floats, to_longs, as_type, windows, halved, floats, numbers, first,
+    turned,
+)  # fmt: skip
+FAILING = refusing, bounded, checking, dividing, absent, misspelt, mistyped, reshaped
+#: The classes that have one of the functions as their `__getitem__`.
+KINDS: dict[str, Any] = {
+    one.__name__: type(one.__name__, (Held,), {"__getitem__": one}) for one in (*INDEXING, *FAILING, asking)
+}
 
 
 class MappedTokens(Dataset[Any]):

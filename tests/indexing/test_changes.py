@@ -15,6 +15,7 @@ import torch
 
 import penstock
 from tests.indexing.both import assert_as_torch
+from tests.indexing.forms import FORMS
 
 _MODULE = Path(__file__).with_name("changing.py")
 
@@ -182,21 +183,10 @@ def test_between_passes_with_worker_processes(name: str) -> None:
     assert_as_torch(lambda: fresh("Data"), lambda: options, between=CHANGES[name])
 
 
-PLAIN = [name for name in CHANGES if name in (
-    "tensor exchanged", "tensor of another dtype", "list in a tensor's place", "fewer rows", "tensor written",
-    "tensor resized", "tensor needs a gradient", "list grew", "element replaced", "element of another kind",
-    "None in a list", "class's method", "class's method, of the index's type", "property",
-    "descriptor", "getitems of the class", "another class",
-)]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", PLAIN)
-def test_the_plainest_class(name: str) -> None:
-    for when in ("during", "between"):
-        for batch_size in (5, None):
-            options: Any = functools.partial(dict, batch_size=batch_size, shuffle=True)
-            given: dict[str, Any] = {when: CHANGES[name]}
-            assert_as_torch(lambda: fresh("Plain"), options, passes=3, **given)
+def test_a_dictionary_that_a_class_goes_through_is_put_into_another_order() -> None:
+    assert_as_torch(
+        FORMS["Columns"], lambda: {"batch_size": 4}, during=lambda d: set_item(d.columns, "x", d.columns.pop("x"))
+    )
 
 
 def test_a_class_that_is_called_again_gets_numbers_of_python() -> None:

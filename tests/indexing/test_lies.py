@@ -16,24 +16,8 @@ import torch
 
 from tests import python_processes
 from tests.differential.values import numbers
-from tests.indexing import lying
 from tests.indexing.both import assert_as_torch
-from tests.indexing.lying import (
-    CLASSES,
-    Asking,
-    Colour,
-    Counted,
-    InDictionary,
-    Marked,
-    N,
-    Plain,
-    Sequence,
-    Shifted,
-    Stubborn,
-    ToFloats,
-    ToTensor,
-    Windows,
-)
+from tests.indexing.lying import FAILING, INDEXING, KINDS, Colour, Counted, Deep, Marked, N, Sequence, Shifted, Stubborn
 
 
 def array(dtype: Any = np.float32, *shape: int) -> np.ndarray:
@@ -224,7 +208,7 @@ def marked(value: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("name", ODD)
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::PendingDeprecationWarning")
 def test_odd_data(name: str) -> None:
-    for kind in CLASSES:
+    for kind in (KINDS[one.__name__] for one in INDEXING):
         for options in ({"batch_size": 4}, {"batch_size": None}, {"batch_size": 3, "collate_fn": list}):
             try:
                 assert_as_torch(lambda kind=kind: kind(ODD[name]()), lambda options=options: options)  # type: ignore[misc]
@@ -235,9 +219,9 @@ def test_odd_data(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["one None", "rows of other shapes", "array of uint16", "strings", "fewer rows", "NaN"]
 )
-@pytest.mark.parametrize("kind", [Plain, InDictionary, ToTensor])
-def test_odd_data_in_worker_processes(kind: Any, name: str) -> None:
-    assert_as_torch(lambda: kind(ODD[name]()), lambda: {"batch_size": 4, "num_workers": 1}, passes=1)
+@pytest.mark.parametrize("kind", ["plain", "in_dictionary", "to_tensor"])
+def test_odd_data_in_worker_processes(kind: str, name: str) -> None:
+    assert_as_torch(lambda: KINDS[kind](ODD[name]()), lambda: {"batch_size": 4, "num_workers": 1}, passes=1)
 
 
 INDICES: dict[str, Callable[[], list[Any]]] = {
@@ -268,7 +252,7 @@ INDICES: dict[str, Callable[[], list[Any]]] = {
 @pytest.mark.parametrize("name", INDICES)
 @pytest.mark.parametrize("data", ["array of float64", "with an offset", "strings", "pairs", "one column"])
 def test_odd_indices(name: str, data: str) -> None:
-    for kind in (Plain, Windows, ToTensor, Asking):
+    for kind in (KINDS[one] for one in ("plain", "windows", "to_tensor", "asking")):
         for given, own in product(("sampler", "batch_sampler"), (None, {"seed": 7})):
             chosen = INDICES[name]()
             options: Any = {given: chosen if given == "sampler" else [chosen[:2], chosen[2:]]}
@@ -284,7 +268,7 @@ def test_odd_indices(name: str, data: str) -> None:
 @pytest.mark.parametrize("data", ["array of float64", "with an offset", "strings", "pairs", "one column", "a range"])
 def test_lengths_that_are_not_the_datas(length: int, data: str) -> None:
     """Windows at the end are shorter; rows behind it are errors, or memory that is there by chance: never read."""
-    for kind in (Plain, Windows, InDictionary, ToFloats):
+    for kind in (KINDS[one] for one in ("plain", "windows", "in_dictionary", "to_floats")):
         for options in (
             {"batch_size": 4},
             {"batch_size": 5, "shuffle": length > 0},
@@ -300,11 +284,8 @@ def bad_rows() -> torch.Tensor:
     return x
 
 
-@pytest.mark.parametrize(
-    "name", ["Refusing", "Checking", "Dividing", "Absent", "Misspelt", "Mistyped", "Reshaped", "Deep"]
-)
-def test_errors_of_the_class_are_its_own(name: str) -> None:
-    kind = getattr(lying, name)
+@pytest.mark.parametrize("kind", [*(KINDS[one.__name__] for one in FAILING), Deep], ids=lambda kind: kind.__name__)
+def test_errors_of_the_class_are_its_own(kind: Any) -> None:
     for options in ({"batch_size": 4}, {"batch_size": 1}, {"batch_size": None}, {"batch_size": 4, "num_workers": 1}):
         passes = 1 if "num_workers" in options else 3
         assert_as_torch(lambda: kind(bad_rows()), lambda options=options: options, passes=passes)  # type: ignore[misc]
@@ -314,7 +295,7 @@ def test_an_error_names_its_sample() -> None:
     from penstock import DataLoader  # noqa: PLC0415
 
     with pytest.raises(ValueError, match="sample 9 is bad") as caught:
-        list(DataLoader(lying.Refusing(bad_rows()), 4))
+        list(DataLoader(KINDS["refusing"](bad_rows()), 4))
     assert any("9" in note for note in getattr(caught.value, "__notes__", ["9"]))
 
 

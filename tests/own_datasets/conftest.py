@@ -45,14 +45,13 @@ def masks(photos: list[Path], tmp_path_factory: pytest.TempPathFactory) -> list[
 
 @pytest.fixture(scope="session")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder of 12 samples: N.pt (a tensor), N.dict.pt, N.tuple.pt, N.npy and N.npz."""
+    """Return a folder of 12 samples: N.pt (a tensor), N.dict.pt, N.npy and N.npz."""
     folder = tmp_path_factory.mktemp("saved")
     draw = torch.Generator().manual_seed(2)
     for i in range(12):
         x = torch.randn(3, 6, 5, generator=draw)
         torch.save(x, folder / f"{i}.pt")
         torch.save({"x": x, "y": i, "name": f"n{i}", "views": [x[:2], x[..., ::2]]}, folder / f"{i}.dict.pt")
-        torch.save((x.half(), torch.tensor(i), 1.5 * i), folder / f"{i}.tuple.pt")
         np.save(folder / f"{i}.npy", x.numpy())
         np.savez(folder / f"{i}.npz", x=x.numpy(), y=np.int64(i))
     return folder

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageDraw, ImageFilter, ImageOps
+from PIL import Image, ImageFilter, ImageOps
 from torch.utils.data import Dataset
 from torchvision import datasets, io as vision_io, transforms as T, transforms as v1, tv_tensors
 from torchvision.datasets import wrap_dataset_for_transforms_v2
@@ -64,40 +64,6 @@ class WithStatement(Photos):
             return EVAL(image.convert("RGB")), index
 
 
-class SingleTransforms(Photos):
-    def __init__(self, paths: list[Path]) -> None:
-        super().__init__(paths)
-        self.resize, self.crop, self.to_tensor = T.Resize((30, 28)), T.RandomCrop(20, padding=2), T.ToTensor()
-
-    def __getitem__(self, index: int) -> Any:
-        image = Image.open(self.paths[index]).convert("RGB")
-        return NORMAL(self.to_tensor(self.crop(self.resize(image))))
-
-
-class KeptHandle(Photos):
-    """All images in one file, which each worker opens at its first sample and keeps."""
-
-    def __init__(self, paths: list[Path]) -> None:
-        super().__init__(paths)
-        self.offsets = [0]
-        self.joined = paths[0].parent.parent / "joined.bin"
-        with open(self.joined, "wb") as file:
-            for path in paths:
-                self.offsets.append(self.offsets[-1] + file.write(path.read_bytes()))
-        self.file: Any = None
-
-    def __getitem__(self, index: int) -> Any:
-        if self.file is None:
-            self.file = open(self.joined, "rb")  # noqa: SIM115
-        self.file.seek(self.offsets[index])
-        content = self.file.read(self.offsets[index + 1] - self.offsets[index])
-        return EVAL(Image.open(io.BytesIO(content)).convert("RGB"))
-
-    def __del__(self) -> None:
-        if self.file is not None:
-            self.file.close()
-
-
 class Folder(datasets.ImageFolder):
     """A subclass of torchvision's, which returns the path too."""
 
@@ -118,15 +84,6 @@ def from_array(paths: list[Path]) -> Any:
     data = np.random.default_rng(3).integers(0, 256, (len(paths), 16, 16, 3), dtype=np.uint8)
     transform = T.Compose([T.RandomCrop(16, padding=4), T.RandomHorizontalFlip(), T.ToTensor()])
     return Made(lambda i: transform(Image.fromarray(data[i])), len(paths))
-
-
-def lazy_in_with(path: Path, index: int) -> Any:
-    """Decode the image inside the `with`, by the transform."""
-    with Image.open(path) as opened:
-        image: Any = ImageOps.exif_transpose(opened)
-        if image.mode != "RGB":
-            image = image.convert("RGB")
-        return TRAIN_V2(image)
 
 
 def functional(path: Path, index: int) -> Any:
@@ -153,42 +110,15 @@ def operations(path: Path, index: int) -> Any:
     return F.pil_to_tensor(image.filter(ImageFilter.GaussianBlur(1)))
 
 
-def draft(path: Path, index: int) -> Any:
-    image = Image.open(path)
-    image.draft("RGB", (20, 20))
-    return F.to_tensor(image.convert("RGB").resize((20, 20), Image.Resampling.BILINEAR)), image.size
-
-
-def thumbnail(path: Path, index: int) -> Any:
-    image = Image.open(path)
-    image.thumbnail((16, 16))
-    ImageDraw.Draw(image).point((1, 1), 3 if image.mode == "L" else None)
-    return np.asarray(image.convert("RGB").resize((16, 16))).copy()
-
-
 def as_bytes(path: Path, index: int) -> Any:
     """Take numpy's view of the pixels, and move the channels by hand."""
     array = np.array(Image.open(path).convert("RGB"), dtype=np.float32) / 255
     return torch.from_numpy(array[:32, :32].transpose(2, 0, 1))
 
 
-def grey(path: Path, index: int) -> Any:
-    image = Image.open(path).convert("L")
-    return T.Compose([T.Resize((20, 22)), T.ToTensor()])(image)  # made anew for each sample
-
-
-def read_image(path: Path, index: int) -> Any:
-    return READ_IMAGE(vision_io.read_image(str(path), vision_io.ImageReadMode.RGB)), index
-
-
 def decode_image(path: Path, index: int) -> Any:
     image = vision_io.decode_image(vision_io.read_file(path), mode="RGB", apply_exif_orientation=True)
     return READ_IMAGE(image), index
-
-
-def decode_jpeg(path: Path, index: int) -> Any:
-    image = vision_io.decode_image(vision_io.read_file(str(path)), mode=vision_io.ImageReadMode.GRAY)
-    return F.resize(image, [16, 16], antialias=True)
 
 
 def read(function: Callable[[Path, int], Any]) -> Callable[[list[Path]], Any]:
@@ -199,20 +129,15 @@ def read(function: Callable[[Path, int], Any]) -> Callable[[list[Path]], Any]:
 #: By name: the dataset of the photos, and the seed.
 IMAGES: dict[str, tuple[Callable[[list[Path]], Any], int | None]] = {
     "photos": (Photos, 7),
-    "single transforms": (SingleTransforms, 7),
     "folder": (Folder, 7),
     "in memory": (in_memory, 7),
     "from array": (from_array, 7),
     "convolved": (lambda paths: Photos(paths, CONVOLVED), 7),
     "jittered": (lambda paths: Photos(paths, JITTERED), 7),
     "automatic": (lambda paths: Photos(paths, AUTOMATIC), 7),
-    **{one.__name__: (read(one), 7) for one in (lazy_in_with, functional, read_image, decode_image)},
+    **{one.__name__: (read(one), 7) for one in (functional, decode_image)},
     "with statement": (WithStatement, None),
-    "kept handle": (KeptHandle, None),
-    **{
-        one.__name__: (read(one), None)
-        for one in (size_first, operations, draft, thumbnail, as_bytes, grey, decode_jpeg)
-    },
+    **{one.__name__: (read(one), None) for one in (size_first, operations, as_bytes)},
 }
 
 
@@ -223,22 +148,9 @@ def test_images(name: str, photos: list[Path]) -> None:
     assert_conforms(make(photos), seed=seed)
 
 
-def described(path: Path, index: int) -> Any:
-    """Return what Pillow knows of a file before and after its pixels are decoded."""
-    image = Image.open(path)
-    before = image.mode, image.size, image.format, dict(image.info), dict(image.getexif()), image.getbands()
-    converted = image.convert("RGB")
-    return before, image.info, converted.getpixel((3, 4)), converted.info, image.copy().format, image == converted
-
-
-@pytest.mark.parametrize("function", [described, lambda path, index: (Image.open(path).convert("RGB"), index)])
-def test_images_as_samples(function: Any, photos: list[Path]) -> None:
-    assert_conforms(read(function)(photos), collate_fn=listed, seed=None)
-
-
-def test_undecoded_images_as_samples(photos: list[Path]) -> None:
-    dataset = read(lambda path, index: Image.open(path))(photos)
-    assert_conforms(dataset, collate_fn=lambda images: [image.convert("RGB") for image in images], seed=None)
+def test_images_as_samples(photos: list[Path]) -> None:
+    dataset = read(lambda path, index: (Image.open(path).convert("RGB"), index))(photos)
+    assert_conforms(dataset, collate_fn=listed, seed=None)
 
 
 @pytest.mark.parametrize("harm", ["truncated", "empty", "text", "missing"])
@@ -273,38 +185,12 @@ DETECTING = v2.Compose(
 )  # fmt: skip
 
 
-class Functional:
-    """A joint transform of one's own, as in torchvision's references of the first generation."""
-
-    def __call__(self, image: Any, target: Any) -> Any:
-        where = v1.RandomCrop.get_params(image, output_size=(24, 20))
-        image, target = v1.functional.crop(image, *where), v1.functional.crop(target, *where)
-        if torch.rand(1) < 0.5:
-            image, target = v1.functional.hflip(image), v1.functional.hflip(target)
-        return v1.functional.to_tensor(image), v1.functional.pil_to_tensor(target)
-
-
 RESIZED = v1.Compose([v1.Resize((24, 20)), v1.ToTensor(), v1.Normalize((0.5,) * 3, (0.5,) * 3)])
-NEAREST = v1.Compose([v1.Resize((24, 20), v1.InterpolationMode.NEAREST), v1.PILToTensor()])
 
 
 def coco(root: Path, **options: Any) -> Any:
     files.coco_tools()
     return datasets.CocoDetection(*files.write_coco(root), **options)
-
-
-def cityscapes(root: Path, target: str) -> Any:
-    return datasets.Cityscapes(files.write_cityscapes(root), target_type=target, transforms=SEGMENTING)
-
-
-def pets(root: Path, kinds: Any) -> Any:
-    return datasets.OxfordIIITPet(files.write_pets(root), target_types=kinds, transforms=SEGMENTING)
-
-
-def celeba(root: Path, kinds: Any) -> Any:
-    with pytest.MonkeyPatch.context() as checksums:
-        checksums.setattr(datasets.CelebA, "_check_integrity", lambda self: True)
-        return datasets.CelebA(files.write_celeba(root), target_type=kinds, transform=RESIZED)
 
 
 def voc(root: Path, **options: Any) -> Any:
@@ -317,20 +203,9 @@ WRAPPED: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
     "VOC, segmentation": (lambda root: voc(root, transforms=SEGMENTING), {}),
     "VOC, detection": (lambda root: datasets.VOCDetection(files.write_voc(root), transforms=DETECTING), COLUMNS),
     "COCO": (lambda root: coco(root, transforms=DETECTING), COLUMNS),
-    "Cityscapes": (lambda root: cityscapes(root, "semantic"), {}),
-    "Cityscapes, instances": (lambda root: cityscapes(root, "instance"), COLUMNS),
-    "pets": (lambda root: pets(root, "segmentation"), {}),
-    "pets, categories": (lambda root: pets(root, ["segmentation", "category"]), {}),
 }
 PLAIN: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
-    "VOC, functions": (lambda root: voc(root, transforms=Functional()), {}),
-    "VOC, separate": (lambda root: voc(root, transform=RESIZED, target_transform=NEAREST), {"seed": None}),
-    "COCO": (lambda root: coco(root, transform=RESIZED), {**COLUMNS, "seed": None}),
-    "Caltech101": (lambda root: datasets.Caltech101(files.write_caltech(root), transform=RESIZED), {"seed": None}),
-    "Caltech256": (lambda root: datasets.Caltech256(files.write_caltech(root), transform=RESIZED), {"seed": None}),
-    "CelebA": (lambda root: celeba(root, "attr"), {"seed": None}),
-    "CelebA, identities": (lambda root: celeba(root, "identity"), {"seed": None}),
-    "CelebA, all": (lambda root: celeba(root, ["attr", "bbox", "landmarks"]), {"seed": None}),
+    "COCO": (lambda root: coco(root, transform=RESIZED), {**COLUMNS, "seed": None})
 }
 
 

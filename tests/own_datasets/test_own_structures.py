@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import random
-import threading
 import warnings
 from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import Decimal
-from enum import Enum
 from functools import partial
-from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,11 +21,6 @@ from tests.data import Made
 from tests.own_datasets.conformance import assert_conforms, kinds, listed
 
 Pair = namedtuple("Pair", "x y")
-
-
-class Colour(Enum):
-    RED = 1
-    BLUE = 2
 
 
 STRUCTURES: dict[str, Callable[[int], Any]] = {
@@ -50,19 +42,6 @@ class Sample:
     extra: dict[str, Any]
 
 
-class Triple(NamedTuple):
-    x: torch.Tensor
-    mask: torch.Tensor | None
-    where: PurePosixPath
-
-
-class Slots:
-    __slots__ = ("label", "x")
-
-    def __init__(self, x: torch.Tensor, label: int) -> None:
-        self.x, self.label = x, label
-
-
 class Batch:
     """A batch of the user's own, which pins its memory."""
 
@@ -73,16 +52,6 @@ class Batch:
     def pin_memory(self) -> Batch:
         self.x = self.x.pin_memory()
         return self
-
-
-def present(samples: list[Any]) -> Any:
-    """Leave out the samples that are None."""
-    return default_collate([sample for sample in samples if sample is not None])
-
-
-def plain(i: int) -> Any:
-    values = (None, Decimal(i) / 7, Colour(1 + i % 2), frozenset({i}), bytearray(b"ab"), 1 + i * 1j)
-    return *values, Triple(torch.ones(i % 3), None, PurePosixPath(f"a/{i}")), Slots(torch.zeros(2), i)
 
 
 def padded(samples: list[Any]) -> Any:
@@ -100,12 +69,6 @@ class Shuffled:
         return default_collate([samples[i] for i in order]), order
 
 
-def joined(samples: list[Any]) -> Any:
-    """Return one tensor and views of it."""
-    whole = torch.cat(samples)
-    return whole, whole[::2], whole.view(-1, 2).t(), samples[0]
-
-
 def sample(i: int) -> Sample:
     return Sample(torch.rand(2), f"n{i}", {"i": i, "none": None})
 
@@ -120,10 +83,7 @@ COLLATED: dict[str, tuple[Callable[[int], Any], Any, int | None]] = {
     "a batch of its own": (sample, Batch, 7),
     "padded": (sequence, padded, 7),
     "shuffled": (STRUCTURES["nested"], Shuffled, 7),
-    "left out": (lambda i: None if i % 5 == 3 else (torch.tensor([i]), f"n{i}"), present, None),
-    "plain": (plain, listed, None),
     "packed": (sequence, partial(pack_sequence, enforce_sorted=False), None),
-    "joined": (lambda i: torch.full((4,), float(i)), joined, None),
 }
 
 
@@ -141,14 +101,6 @@ def of_other_samples(i: int) -> Any:
     return share * i + (1 - share) * other, i
 
 
-def seeded_by_index(i: int) -> Any:
-    """Seed the global generators, as validation sets do."""
-    random.seed(i)
-    np.random.seed(i)
-    torch.manual_seed(i)
-    return random.random(), np.random.rand(), torch.rand(1)
-
-
 DRAWS: dict[str, Callable[[int], Any]] = {
     "torch": lambda i: (i, torch.rand(2), torch.randint(9, (1,)), torch.empty(2).normal_(), torch.randperm(4)),
     "numpy": lambda i: (np.random.rand(2), np.random.choice(5), np.random.randn(1).astype(np.float32)),
@@ -157,9 +109,7 @@ DRAWS: dict[str, Callable[[int], Any]] = {
 }
 
 
-def test_seeds_of_its_own() -> None:
-    """The class seeds what threads share: only one of them may run, or it locks."""
-    assert_conforms(Made(seeded_by_index, 14), worker_methods=(None, "process"))
+def test_the_seed_of_a_worker() -> None:
     own = Made(lambda i: (i, torch.initial_seed() % 2**31 if get_worker_info() is not None else 0), 14)
     assert_conforms(own, worker_methods=(None, "process"), invariant=False)
 
@@ -191,37 +141,10 @@ class Counting(Fourteen):
         return index, self.calls
 
 
-class Remembering(Fourteen):
-    """A sample depends on the one before."""
-
-    def __init__(self) -> None:
-        self.last: list[int] = [-1]
-
-    def __getitem__(self, index: int) -> Any:
-        self.last.append(index)
-        return index, self.last[-2], torch.tensor(self.last[-2:])
-
-
-@kinds(OwnGenerators, Counting, Remembering)
+@kinds(OwnGenerators, Counting)
 def test_states(kind: Any) -> None:
     """What a sample is depends on which worker made those before: in threads, on timing too."""
     assert_conforms(kind(), invariant=False)
-
-
-class Caching(Fourteen):
-    """Makes each sample once, and gives it out again; a second pass changes nothing."""
-
-    def __init__(self) -> None:
-        self.kept: dict[int, torch.Tensor] = {}
-        self.lock: Any = None
-
-    def __getitem__(self, index: int) -> Any:
-        if self.lock is None:
-            self.lock = threading.Lock()
-        with self.lock:
-            if index not in self.kept:
-                self.kept[index] = torch.arange(3) * index
-        return self.kept[index]
 
 
 class InPlace(Fourteen):
@@ -235,32 +158,9 @@ class InPlace(Fourteen):
         return self.buffer.fill_(index), self.array
 
 
-def test_what_is_kept() -> None:
-    assert_conforms(Caching())
-
-
 def test_a_buffer_that_is_written_again() -> None:
     """In threads, and in the caller's with a seed, each sample is in its row before the next one is made."""
     assert_conforms(InPlace(), worker_methods=(None, "process"), seed=None)
-
-
-class Own(Exception):
-    """An error with more than a text."""
-
-    def __init__(self, index: int, reason: str) -> None:
-        super().__init__(f"sample {index}: {reason}")
-        self.index, self.reason = index, reason
-
-
-class Keyword(Exception):
-    """An error that cannot be made of a text alone."""
-
-    def __init__(self, *, code: int) -> None:
-        super().__init__()
-        self.code = code
-
-    def __str__(self) -> str:
-        return f"code {self.code}"
 
 
 def at_5(make: Callable[[], Exception]) -> Callable[[int], Any]:
@@ -300,8 +200,6 @@ RAISING: dict[str, Callable[[int], Any]] = {
     "two lines": at_5(lambda: ValueError("bad sample\n  on two lines")),
     "index": at_5(lambda: IndexError("list index out of range")),
     "key": at_5(lambda: KeyError("a key")),
-    "of the user's": at_5(lambda: Own(5, "no file")),
-    "without text": at_5(lambda: Keyword(code=3)),
     "file": lambda index: Path("/nowhere/at/all").read_bytes() if index == 5 else index,
     "unicode": lambda index: b"\xff".decode() if index == 5 else "é",
     "chained": chained,
@@ -329,48 +227,11 @@ def test_samples(name: str) -> None:
     assert_conforms(Made(make, 14), **options)
 
 
-def bad_collate(samples: list[Any]) -> Any:
-    if 5 in map(int, samples):
-        raise TypeError("no batch of 5")
-    return torch.stack(samples)
-
-
-def bad_start(worker: int) -> None:
-    if worker == 1:
-        raise OSError("worker 1 does not start")
-
-
 def warning(index: int) -> Any:
     if index % 4 == 1:
         warnings.warn(f"sample {index} is odd", RuntimeWarning, stacklevel=1)
     return index
 
 
-def test_errors_of_functions_of_the_loader_and_warnings() -> None:
-    assert_conforms(Made(torch.tensor, 14), collate_fn=bad_collate, shuffle=False, seed=None)
-    # One batch of each worker: torch's raises an UnboundLocalError of its own in the place of the next.
-    options: dict[str, Any] = {"worker_methods": (None, "process"), "num_workers": (2,), "seed": None, "batch_size": 7}
-    assert_conforms(Made(torch.tensor, 14), worker_init_fn=bad_start, **options)
+def test_warnings() -> None:
     assert_conforms(Made(warning, 14), shuffle=False, num_workers=(0,))
-
-
-class Empty(Dataset):
-    def __len__(self) -> int:
-        return 0
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.tensor([index])
-
-
-class WithoutLength(Empty):
-    __len__ = None  # type: ignore[assignment]
-
-
-class BadLength(Empty):
-    def __len__(self) -> int:
-        raise RuntimeError("the index is not loaded")
-
-
-@kinds(Empty, WithoutLength, BadLength)
-def test_lengths(kind: Any) -> None:
-    assert_conforms(kind(), shuffle=False, samples=None, seed=None)

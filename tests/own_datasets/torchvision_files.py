@@ -72,60 +72,6 @@ def write_coco(root: Path) -> tuple[Path, Path]:
     return root / "images", path
 
 
-def write_cityscapes(root: Path) -> Path:
-    """Write Cityscapes, its training part."""
-    for number in range(COUNT):
-        folder = root / "leftImg8bit" / "train" / "ulm"
-        size = photo(folder, number, "_leftImg8bit.png")
-        for kind in ("labelIds", "instanceIds"):
-            classes(root / "gtFine" / "train" / "ulm" / f"{number}_gtFine_{kind}.png", size, most=5)
-    return root
-
-
-def write_pets(root: Path) -> Path:
-    """Write OxfordIIITPet."""
-    base = root / "oxford-iiit-pet"
-    lines = []
-    for number in range(COUNT):
-        size = photo(base / "images", number)
-        classes(base / "annotations" / "trimaps" / f"{number}.png", size, most=4)
-        lines.append(f"{number} {1 + number % 3} {1 + number % 2} 1\n")
-    (base / "annotations" / "trainval.txt").write_text("".join(lines))
-    return root
-
-
-def write_caltech(root: Path) -> Path:
-    """Write Caltech101 and Caltech256."""
-    (root / "caltech101" / "101_ObjectCategories" / "BACKGROUND_Google").mkdir(parents=True)
-    for category in range(2):
-        for number in range(1, 4):
-            for folder, name in (
-                (f"caltech101/101_ObjectCategories/{category}", f"image_{number:04}.jpg"),
-                (f"caltech256/256_ObjectCategories/{category + 1:03}.a", f"{category + 1:03}_{number:04}.jpg"),
-            ):
-                photo(root / folder, 4 + number)
-                (root / folder / f"{4 + number}.jpg").rename(root / folder / name)
-    return root
-
-
-def write_celeba(root: Path) -> Path:
-    """Write CelebA, with checksums that are not its own."""
-    base = root / "celeba"
-    names = [f"{number}.jpg" for number in range(4, 4 + COUNT)]
-    for number in range(4, 4 + COUNT):
-        photo(base / "img_align_celeba", number)
-    for file, columns, header in (
-        ("list_eval_partition.txt", (0,), False),
-        ("identity_CelebA.txt", (5,), False),
-        ("list_bbox_celeba.txt", (1, 2, 30, 40), True),
-        ("list_landmarks_align_celeba.txt", tuple(range(10)), True),
-        ("list_attr_celeba.txt", (1, -1, 1), True),
-    ):
-        lines = [f"{name} {' '.join(map(str, columns))}" for name in names]
-        (base / file).write_text("\n".join([str(COUNT), "a b c"] * header + lines) + "\n")
-    return root
-
-
 def coco_tools() -> None:
     """Put a stand-in for pycocotools.coco into sys.modules where that package is not installed."""
     if optional("pycocotools.coco") is None:

@@ -116,14 +116,3 @@ def test_an_object_that_is_replaced_is_noticed(tmp_path: Path) -> None:
         server.objects["rows.parquet"] = data.replace(b"text 11", b"text 1x")
         with pytest.raises(ChangedObject, match="was replaced since the dataset was opened"):
             samples[ROWS - 1]
-
-
-def test_requests_that_fail_are_made_again(tmp_path: Path) -> None:
-    faults = {"GET": ["500", "cut", "503"]}
-
-    def fault(method: str, name: str, number: int) -> str:
-        return faults[method].pop() if faults.get(method) else ""
-
-    with ObjectServer({"rows.parquet": parquet(table())}, fault) as server:
-        samples = penstock.Table(f"{server.url}/rows.parquet", cache_folder=tmp_path)
-        assert samples[ROWS - 1]["text"] == f"text {ROWS - 1}"

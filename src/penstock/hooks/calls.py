@@ -35,6 +35,7 @@ from penstock.recipe.encoded_image import converted_to_rgb, leave_encoded
 from penstock.recipe.originals import add_methods, is_original
 from penstock.recipe.patches import Lease, Patches, in_worker, original_of, work_in_this_process, working, wrap
 from penstock.tables import hugging_face
+from penstock.tables.column import NotGathered
 
 
 @contextmanager
@@ -159,7 +160,7 @@ def _get_rows(dataset: Any, key: Any) -> Any:
         return Refused(f"the package makes the format {dataset._format_type!r}")
     try:
         return rows.answer(dataset, key)
-    except hugging_face.NotGathered as why:
+    except NotGathered as why:
         return Refused(str(why))
 
 

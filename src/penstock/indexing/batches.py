@@ -10,37 +10,38 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
+from penstock.indexing.equality import same
 from penstock.indexing.guard import Reads
-from penstock.indexing.program import Columns, NotIndexing, Program, Unlike, Value, dtype_of, same_bits
-from penstock.indexing.reading import Made, Reader
+from penstock.indexing.program import LARGEST_INDEX, Columns, Made, NotIndexing, Program, Unlike, Value, dtype_of
+from penstock.indexing.reading import Reader
 
 _Build = Callable[[Columns], Any]
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a dataset's `__getitem__` does."""
+    """What makes the batches of a dataset in the place of its class."""
 
-    program: Program
-    """Makes collated batches."""
+    run: Callable[[torch.Tensor], Any]
+    """Returns the collated batch of some samples. Raises what a sample raises that is not like the example."""
     reads: Reads
-    """What the program was read from."""
+    """What this was read from."""
     attributes: dict[str, Any]
     """Of the dataset."""
     row_bytes: int
     """Of the tensors of a sample."""
     takes_ints_only: bool
     """The class tells Python's whole numbers from numpy's."""
-    at_once: int
-    """Samples that the program is run for at most."""
+    at_once: int = LARGEST_INDEX
+    """Samples of which a batch is made at a time, at most, so that torch does each step in one of its threads."""
 
     def batch(self, indices: torch.Tensor) -> Any:
-        """Return the batch of some samples. Raises what a sample raises that is not like the example."""
+        """Return the batch of some samples, as `run` does."""
         count, most = indices.numel(), self.at_once
-        if count <= most:
-            return self.program.run(indices)
-        parts = ((indices[begin : begin + most], slice(begin, begin + most)) for begin in range(0, count, most))
-        return assembled(((self.program.run(numbers), places) for numbers, places in parts), count)
+        if count <= most or torch.get_num_threads() == 1:
+            return self.run(indices)
+        places = (slice(begin, begin + most) for begin in range(0, count, most))
+        return assembled(((self.run(indices[part]), part) for part in places), count)
 
 
 def read(dataset: Any, index: int) -> Reading:
@@ -61,7 +62,8 @@ def read(dataset: Any, index: int) -> Reading:
     made = reader.program.run(torch.tensor([index, index]))
     if not same(made, expected):
         raise NotIndexing("its samples are collated in another way")
-    return Reading(reader.program, reader.reads, vars(dataset), _bytes_of(made) // 2, reader.takes_ints_only, at_once)
+    row_bytes = _bytes_of(made) // 2
+    return Reading(reader.program.run, reader.reads, vars(dataset), row_bytes, reader.takes_ints_only, at_once)
 
 
 def _bytes_of(batch: Any) -> int:
@@ -125,40 +127,6 @@ def _closed(room: Any, first: Any) -> Any:
 
 def _are_strings(made: Any) -> bool:
     return bool(made) and isinstance(made[0], str)
-
-
-def same(one: Any, other: Any) -> bool:
-    """Return whether two batches have the same values, types, dtypes, shapes and strides."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, torch.Tensor):
-        alike = one.dtype == other.dtype and one.shape == other.shape and one.stride() == other.stride()
-        return alike and (same_bits(one, other) or _same_numbers(one, other))
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(same(value, other[key]) for key, value in one.items())
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other or one is other)
-
-
-def _same_numbers(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors differ only in the bits of their NaNs, which conversions of torch's change."""
-    if not one.is_floating_point() or not torch.equal(one.isnan(), other.isnan()):
-        return False
-    return same_bits(one[~one.isnan()], other[~other.isnan()])
-
-
-def row_of(batch: Any, number: int) -> Any:
-    """Return the batch of one sample of a batch."""
-    if isinstance(batch, torch.Tensor):
-        return batch[number : number + 1]
-    if isinstance(batch, dict):
-        return {key: row_of(value, number) for key, value in batch.items()}
-    if _are_strings(batch):
-        return batch[number : number + 1]
-    if isinstance(batch, tuple):
-        return tuple.__new__(type(batch), [row_of(value, number) for value in batch])
-    return [row_of(value, number) for value in batch]
 
 
 class _Builder:

@@ -86,7 +86,7 @@ def attribute(reads: Reads, table: Any, name: str) -> Any:
         return _values(table)
     if table.ndim == 2 and not hasattr(type(table), name):
         return item(table, name)
-    raise NotIndexing("is more than indexing")
+    raise NotIndexing
 
 
 def _values(table: Any) -> Any:
@@ -116,8 +116,8 @@ def indexed(program: Program, holder: Any, key: Any) -> Any:
     if not isinstance(at, Value) or type(at.example) is not int:
         raise NotIndexing("is more than a row")
     at = at if by_number else _label(program, at)
-    if table.ndim == 1:
-        return _refused() if isinstance(key, tuple) else _element(program, table, at)
+    if table.ndim == 1 and not isinstance(key, tuple):
+        return _element(program, table, at)
     every = range(len(table.columns))
     if type(which) is int and by_number:
         return _element(program, table.iloc[:, which], at)
@@ -164,43 +164,35 @@ def _element(program: Program, column: Any, at: Value) -> Value:
 
 
 def part(program: Program, row: Row, key: Any) -> Any:
-    """Return an item of a row, or a part of it, under a name or a number."""
+    """Return an item of a row under a name, or a part of it under a list of names."""
     names = [row.frame.columns[number] for number in row.columns]
     if type(key) is str and names.count(key) == 1:
         made = _element(program, row.frame.iloc[:, row.columns[names.index(key)]], row.at)
         if row.example.dtype == object or dtype_of(made.example) is None:
-            return made if type(made.example) is type(row.example[key]) else _refused()
-        return _to(program, made, row.example[key])
+            if type(made.example) is not type(row.example[key]):
+                raise NotIndexing
+            return made
+        if (dtype := dtype_of(row.example[key])) is None:
+            raise NotIndexing
+        return program.add(lambda columns: columns[made.slot].to(dtype), row.example[key])
     if isinstance(key, list) and all(names.count(one) == 1 for one in key):
         example = row.example[key]
         return Row(row.frame, tuple(row.columns[names.index(one)] for one in key), row.at, example)
-    return _refused()
+    raise NotIndexing
 
 
-def by_number(program: Program, row: Row, key: Any) -> Any:
-    """Return what `iloc` of a row finds."""
-    if isinstance(key, slice):
-        return Row(row.frame, row.columns[key], row.at, row.example.iloc[key])
-    if type(key) is int:
-        return _to(program, _element(program, row.frame.iloc[:, row.columns[key]], row.at), row.example.iloc[key])
-    return _refused()
+def of_row(program: Program, row: Row, name: str) -> Any:
+    """Return an attribute of a row: its numbers as an array, or an item."""
+    return _row_values(program, row) if name == "values" else part(program, row, name)
 
 
-def _to(program: Program, value: Value, example: Any) -> Value:
-    dtype = dtype_of(example)
-    if dtype is None:
-        _refused()
-    return program.add(lambda columns: columns[value.slot].to(dtype), example)
-
-
-def values(program: Program, row: Row) -> Value:
-    """Return the numbers of a row as an array."""
+def _row_values(program: Program, row: Row) -> Value:
     example = row.example.to_numpy()
     dtype = dtype_of(example)
     arrays = [row.frame.iloc[:, number].values for number in row.columns]
     if dtype is None or not all(map(is_array, arrays)):
         raise NotIndexing("is a row of more than numbers")
-    return program.add(_gathering_rows(arrays, row.at.slot, dtype), example, owned=True)
+    return program.add(_gathering_rows(arrays, row.at.slot, dtype), example)
 
 
 def _gathering_rows(arrays: list[Any], slot: int, dtype: torch.dtype) -> Step:
@@ -222,7 +214,3 @@ def _gathering_rows(arrays: list[Any], slot: int, dtype: torch.dtype) -> Step:
         raise Unlike
 
     return step
-
-
-def _refused() -> Any:
-    raise NotIndexing("is more than indexing")

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional
 
 from penstock.indexing import operations
-from penstock.indexing.program import NotIndexing, Program, Value, column_of, dtype_of, is_array
+from penstock.indexing.program import Made, NotIndexing, Program, Value, column_of, differs, dtype_of, is_array
 
 Known = Callable[[Program, list[Any], dict[str, Any]], Any]
 
@@ -31,11 +31,10 @@ def known(function: Any) -> Known | None:
 
 # --- attributes and methods -------------------------------------------------------------------------------------------
 
-#: Methods that give other elements, the same ones, the same in another shape, and in another order.
+#: Methods that give other elements or the same ones, the same in another shape, and in another order.
 _ELEMENTS = {"float", "long", "int", "double", "half", "bool", "byte", "short", "char", "bfloat16"} | {
-    *("to", "type", "astype", "cpu")
+    *("to", "type", "astype", "cpu", "clone", "contiguous", "detach", "copy", "numpy")
 }
-_SAME = {"clone", "contiguous", "detach", "copy", "numpy"}
 _SHAPES = {"unsqueeze", "squeeze", "reshape", "view", "flatten", "ravel"}
 _ORDERS = {"permute", "transpose", "swapaxes", "t"}
 
@@ -48,26 +47,26 @@ def attribute(program: Program, value: Value, name: str) -> Any:
             return getattr(example, name)
         if name == "T":
             return _permuted(program, value, lambda one: one.T)
-    raise NotIndexing("is more than indexing")
+    raise NotIndexing
 
 
 def method(program: Program, value: Value, name: str, given: list[Any], named: dict[str, Any]) -> Any:
     """Return what a method of a sample's value gives."""
     example = value.example
-    if any(map(_differs, (*given, *named.values()))):
+    if differs([*given, *named.values()]):
         raise NotIndexing("takes what differs from sample to sample")
     given = [_constant(one) for one in given]
     if dtype_of(example) is None or type(example) in (bool, int, float):
-        raise NotIndexing("is more than indexing")
+        raise NotIndexing
     if name in ("size", "dim", "numel") and isinstance(example, torch.Tensor):
         return getattr(example, name)(*given, **named)
     if name in ("item", "tolist") and operations.is_number(example) and not given:
         return operations.converted(program, value, example.item())
-    if name not in _ELEMENTS | _SAME | _SHAPES | _ORDERS:
-        raise NotIndexing("is more than indexing")
+    if name not in _ELEMENTS | _SHAPES | _ORDERS:
+        raise NotIndexing
     made = getattr(example, name)(*given, **named)
-    if name in _ELEMENTS | _SAME:
-        return operations.converted(program, value, made, owned=not shares(made, example))
+    if name in _ELEMENTS:
+        return operations.converted(program, value, made)
     if name in _SHAPES:
         return operations.shaped(program, value, made)
     return _permuted(program, value, lambda one: getattr(one, name)(*given, **named))
@@ -84,17 +83,12 @@ def of_constant(owner: Any, name: str, given: list[Any]) -> Any:
     """Return what a method gives of what the dataset holds."""
     if is_array(owner) and isinstance(owner, torch.Tensor) and name in ("size", "dim", "numel"):
         return getattr(owner, name)(*given)
-    raise NotIndexing("is more than indexing")
-
-
-def _differs(value: Any) -> bool:
-    items = getattr(value, "items", None)
-    return isinstance(value, Value) or (isinstance(items, tuple | list) and any(map(_differs, items)))
+    raise NotIndexing
 
 
 def _constant(value: Any) -> Any:
-    items = getattr(value, "items", None)
-    return value if not isinstance(items, tuple | list) else type(items)(map(_constant, items))
+    listed = isinstance(value, Made) and isinstance(value.items, tuple | list)
+    return type(value.items)(map(_constant, value.items)) if listed else value
 
 
 def shares(one: Any, other: Any) -> bool:
@@ -112,15 +106,14 @@ def shares(one: Any, other: Any) -> bool:
 def _makes(function: Any) -> Known:
     """Return what makes a tensor or an array of a sample's value, or of several numbers."""
     ours = getattr(function, "__module__", "").startswith("torch") or function in (torch.tensor, torch.as_tensor)
-    shares = function in (torch.as_tensor, torch.from_numpy, np.asarray)
 
     def make(program: Program, given: list[Any], named: dict[str, Any]) -> Value:
-        if not given or len(given) > 2 or named.keys() - {"dtype"} or any(map(_differs, (*given[1:], *named.values()))):
+        if not given or len(given) > 2 or named.keys() - {"dtype"} or differs([*given[1:], *named.values()]):
             raise NotIndexing("takes arguments beyond a value and a dtype")
         value, *more = given
         dtype = named.get("dtype", more[0] if more else None)
         if not isinstance(value, Value):
-            items = getattr(value, "items", None)
+            items = value.items if isinstance(value, Made) else None
             if not isinstance(items, list | tuple):
                 raise NotIndexing("makes the same for each sample")
             examples = [one.example if isinstance(one, Value) else one for one in items]
@@ -130,7 +123,7 @@ def _makes(function: Any) -> Known:
             raise NotIndexing("makes a tensor of so many elements")
         if dtype_of(example) is not None:
             made = _once(function, example, *more, **named)
-            return operations.converted(program, value, made, owned=not shares)
+            return operations.converted(program, value, made)
         typed = dtype is not None or function in _CLASSES
         make_one = partial(_called, function, more, named)
         return operations.of_objects(program, value, make_one, typed=typed, lists=ours)
@@ -151,21 +144,19 @@ def _once(function: Any, example: Any, *more: Any, **named: Any) -> Any:
 def _number(kind: type) -> Known:
     def make(program: Program, given: list[Any], named: dict[str, Any]) -> Any:
         (value,) = given
-        if named or not isinstance(value, Value):
-            return kind(value) if not named and isinstance(value, bool | int | float | str) else _refused()
-        if type(value.example) is str:
+        if named:
+            raise NotIndexing
+        if isinstance(value, bool | int | float | str):
+            return kind(value)
+        if isinstance(value, Value) and type(value.example) is str:
             slot = value.slot
             made = kind(value.example)
             return program.add(lambda columns: column_of(list(map(kind, columns[slot])), made), made)
-        if not operations.is_number(value.example):
-            _refused()
+        if not isinstance(value, Value) or not operations.is_number(value.example):
+            raise NotIndexing
         return operations.converted(program, value, kind(value.example))
 
     return make
-
-
-def _refused() -> Any:
-    raise NotIndexing("is more than indexing")
 
 
 def _one_hot(program: Program, given: list[Any], named: dict[str, Any]) -> Value:
@@ -174,15 +165,15 @@ def _one_hot(program: Program, given: list[Any], named: dict[str, Any]) -> Value
     if not isinstance(value, Value) or type(classes) is not int or classes < 1 or named.keys() - {"num_classes"}:
         raise NotIndexing("is one_hot without num_classes")
     function, slot = torch.nn.functional.one_hot, value.slot
-    return program.add(lambda columns: function(columns[slot], classes), function(value.example, classes), owned=True)
+    return program.add(lambda columns: function(columns[slot], classes), function(value.example, classes))
 
 
 def _combines(function: Any, combine: Callable[..., Value]) -> Known:
     def make(program: Program, given: list[Any], named: dict[str, Any]) -> Value:
-        items, *more = [getattr(one, "items", one) for one in given]
+        items, *more = [one.items if isinstance(one, Made) else one for one in given]
         axis = named.get("dim", named.get("axis", more[0] if more else 0))
         if type(axis) is not int or not isinstance(items, list | tuple) or named.keys() - {"dim", "axis"}:
-            raise NotIndexing("is more than indexing")
+            raise NotIndexing
         examples = [one.example if isinstance(one, Value) else one for one in items]
         return combine(program, items, function(examples, *more, **named), axis)
 
@@ -192,15 +183,17 @@ def _combines(function: Any, combine: Callable[..., Value]) -> Known:
 def _as_method(name: str) -> Known:
     def make(program: Program, given: list[Any], named: dict[str, Any]) -> Any:
         value, *more = given
-        return method(program, value, name, more, named) if isinstance(value, Value) else _refused()
+        if not isinstance(value, Value):
+            raise NotIndexing
+        return method(program, value, name, more, named)
 
     return make
 
 
 def _expanded(program: Program, given: list[Any], named: dict[str, Any]) -> Value:
     value, *more = given
-    if not isinstance(value, Value) or any(map(_differs, (*more, *named.values()))):
-        _refused()
+    if not isinstance(value, Value) or differs([*more, *named.values()]):
+        raise NotIndexing
     return operations.shaped(program, value, np.expand_dims(value.example, *more, **named))
 
 
@@ -222,6 +215,6 @@ _FUNCTIONS: dict[Any, Known] = {
     **{getattr(torch, name): _as_method(name) for name in ("unsqueeze", "squeeze", "reshape", "flatten", "permute")},
     **{getattr(torch, name): _as_method(name) for name in ("transpose", "clone")},
     np.expand_dims: _expanded,
-    **dict.fromkeys((len, isinstance, torch.is_tensor, tuple, list, dict, zip, enumerate, range, getattr), PURE),
-    **dict.fromkeys((min, max, abs, bool, str, round, hasattr), PURE),
+    **dict.fromkeys((len, isinstance, torch.is_tensor, tuple, list, dict, zip, enumerate, range), PURE),
+    **dict.fromkeys((min, max, abs, bool, str, round), PURE),
 }

@@ -106,7 +106,7 @@ def part(program: Program, value: Value, index: Any) -> Value:
         if not all(isinstance(key, allowed) and type(key) is not bool for key in keys):
             raise NotIndexing("is indexed by more than numbers and slices")
         whole = (slice(None), *keys)
-        return program.add(lambda columns: columns[slot][whole], made, value.root, owned=value.owned)
+        return program.add(lambda columns: columns[slot][whole], made, value.root)
     return program.add(lambda columns: column_of([one[index] for one in columns[slot]], made), made)
 
 
@@ -147,7 +147,7 @@ def checked(program: Program, compare: Callable[[Any, Any], Any], pair: tuple[An
 # --- conversions ------------------------------------------------------------------------------------------------------
 
 
-def converted(program: Program, value: Value, made: Any, *, owned: bool = False, python: bool = False) -> Value:
+def converted(program: Program, value: Value, made: Any, *, python: bool = False) -> Value:
     """Return a value of which each element becomes one of the dtype of `made`, which the class makes of the example.
 
     python: they are whole numbers of Python's.
@@ -156,7 +156,7 @@ def converted(program: Program, value: Value, made: Any, *, owned: bool = False,
     if source is None or target is None:
         raise NotIndexing("is converted to what no tensor holds")
     step = _conversion(slot, source, target, python=python or type(value.example) is int)
-    return program.add(step, made, value.root if source is target else None, owned=owned or value.owned)
+    return program.add(step, made, value.root if source is target else None)
 
 
 def _conversion(slot: int, source: torch.dtype, target: torch.dtype, *, python: bool) -> Step:
@@ -188,15 +188,13 @@ def _conversion(slot: int, source: torch.dtype, target: torch.dtype, *, python: 
 def shaped(program: Program, value: Value, made: Any) -> Value:
     """Return a value whose elements are arranged as in `made`, in the same order."""
     slot, shape = value.slot, tuple(made.shape)
-    return program.add(
-        lambda columns: columns[slot].reshape(len(columns[slot]), *shape), made, value.root, owned=value.owned
-    )
+    return program.add(lambda columns: columns[slot].reshape(len(columns[slot]), *shape), made, value.root)
 
 
 def permuted(program: Program, value: Value, order: Sequence[int], made: Any) -> Value:
     slot, dims = value.slot, len(order)
     axes = (0, *(axis % dims + 1 for axis in order))
-    return program.add(lambda columns: columns[slot].permute(axes), made, value.root, owned=value.owned)
+    return program.add(lambda columns: columns[slot].permute(axes), made, value.root)
 
 
 def of_objects(program: Program, value: Value, make: Callable[[Any], Any], *, typed: bool, lists: bool) -> Value:
@@ -215,7 +213,7 @@ def of_objects(program: Program, value: Value, make: Callable[[Any], Any], *, ty
     dtype = target if typed else None
     if kind is list and type(first) is int and len(shape) == 1 and target is not None:
         rows = program.add(_rows_of_integers(slot, shape[0]), np.array(value.example))
-        return converted(program, rows, made, owned=True, python=True)
+        return converted(program, rows, made, python=True)
 
     def step(columns: Columns) -> torch.Tensor:
         objects = columns[slot]
@@ -228,7 +226,7 @@ def of_objects(program: Program, value: Value, make: Callable[[Any], Any], *, ty
             raise Unlike
         return column
 
-    return program.add(step, made, owned=True)
+    return program.add(step, made)
 
 
 def _rows_of_integers(slot: int, length: int) -> Step:
@@ -278,7 +276,7 @@ def stacked(program: Program, values: Sequence[Any], made: Any, axis: int = 0) -
         else:
             raise NotIndexing("is made of more than numbers")
     axis += 1 if axis >= 0 else 0
-    return program.add(lambda columns: torch.stack([step(columns) for step in steps], axis), made, owned=True)
+    return program.add(lambda columns: torch.stack([step(columns) for step in steps], axis), made)
 
 
 def joined(program: Program, values: Sequence[Any], made: Any, axis: int = 0) -> Value:
@@ -287,7 +285,7 @@ def joined(program: Program, values: Sequence[Any], made: Any, axis: int = 0) ->
         raise NotIndexing("joins values of several kinds")
     slots = [one.slot for one in values]
     axis += 1 if axis >= 0 else 0
-    return program.add(lambda columns: torch.cat([columns[slot] for slot in slots], axis), made, owned=True)
+    return program.add(lambda columns: torch.cat([columns[slot] for slot in slots], axis), made)
 
 
 # --- arithmetic -------------------------------------------------------------------------------------------------------
@@ -323,7 +321,7 @@ def calculated(program: Program, calculate: Callable[[Any, Any], Any], left: Any
             raise Unlike
         return column  # type: ignore[no-any-return]
 
-    return program.add(step, made, owned=True)
+    return program.add(step, made)
 
 
 def _operand(one: Any, made: Any, *, ours: bool) -> Callable[[Columns], Any]:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 import penstock._native as _native
+from penstock.indexing.equality import same_bits
 
 Column = Any
 """A tensor, or a list of objects."""
@@ -35,6 +36,9 @@ _PARALLEL = 32768
 class NotIndexing(Exception):
     """A dataset does more than to index what it holds; the message says what."""
 
+    def __init__(self, why: str = "is more than indexing") -> None:
+        super().__init__(why)
+
 
 class Unlike(Exception):
     """The samples of a batch are not like the one that the program was made with."""
@@ -52,10 +56,24 @@ class Value:
     """The column whose memory it lies in."""
     line: tuple[int, int, int] | None = None
     """A whole number that is column * factor + offset; None: it is another value."""
-    owned: bool = False
-    """The class makes a new object of it for each sample, which nothing else leads to."""
     bound: int | None = None
     """What a whole number is at most, but for its sign; None: that is not known."""
+
+
+@dataclass(slots=True)
+class Made:
+    """A container that the class makes for each sample: a tuple, list or dictionary of values."""
+
+    items: Any
+
+
+def differs(value: Any) -> bool:
+    """Return whether a value, or one within it, differs from sample to sample."""
+    if isinstance(value, slice):
+        return any(isinstance(one, Value) for one in (value.start, value.stop, value.step))
+    if isinstance(value, Made):
+        value = list(value.items.values()) if isinstance(value.items, dict) else value.items
+    return any(map(differs, value)) if isinstance(value, tuple | list) else isinstance(value, Value)
 
 
 class Program:
@@ -74,14 +92,11 @@ class Program:
         self.index = Value(0, index, 0, (0, 1, 0), bound=LARGEST_INDEX)
         self._build: Callable[[Columns], Any] = lambda columns: None
 
-    def add(
-        self, step: Step, example: Any, root: int | None = None, *, owned: bool = False, fails: bool = True
-    ) -> Value:
+    def add(self, step: Step, example: Any, root: int | None = None, *, fails: bool = True) -> Value:
         """Add a step, and return its value. Raises NotIndexing where it gives another value than the example.
 
         Args:
             root: the column in whose memory the result lies; None: the step makes new memory.
-            owned: as of the value.
             fails: the step may fail for a sample, so that it is done even where its value is not used.
         """
         if len(self._tried) > _MOST_STEPS:
@@ -103,7 +118,7 @@ class Program:
         if any(_shares(column, list.__getitem__(self._tried, used)) for used in self._used[slot]):
             self._free.add(slot)
         line = (slot, 1, 0) if type(example) is int else None
-        return Value(slot, example, slot if root is None else root, line, owned)
+        return Value(slot, example, slot if root is None else root, line)
 
     def tried(self, value: Value) -> Column:
         """Return a value's column of the example."""
@@ -203,14 +218,6 @@ def _is_alike(column: Column, example: Any) -> bool:
     if column.shape != (2, *expected.shape):
         return False
     return all(same_bits(one, expected) for one in column)
-
-
-def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors of one dtype and shape have the same bytes."""
-    if one.numel() == 0:
-        return True
-    views = [tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)]
-    return torch.equal(*views)
 
 
 def column_of(objects: list[Any], example: Any) -> Column:

@@ -22,7 +22,7 @@ import torch
 
 from penstock.indexing import frames, functions, operations
 from penstock.indexing.guard import Reads
-from penstock.indexing.program import NotIndexing, Program, Value, is_array
+from penstock.indexing.program import Made, NotIndexing, Program, Value, differs, is_array
 from penstock.indexing.source_text import tree_of
 
 _DEEPEST = 4  # calls of functions of the user's within each other
@@ -51,13 +51,6 @@ _COMPARED: dict[type, Callable[[Any, Any], bool]] = {
 _PLAIN = (bool, int, float, str, type(None))
 _COMPARABLE = (*_PLAIN, torch.dtype, np.dtype, torch.Size)
 _ORDERED = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
-
-
-@dataclass(slots=True)
-class Made:
-    """A container that the method makes for each sample: a tuple, list or dictionary of values."""
-
-    items: Any
 
 
 @dataclass(slots=True)
@@ -143,7 +136,7 @@ class Reader:
                 for inner in node.body if self._holds(node.test) else node.orelse:
                     self._statement(inner)
             case ast.For() if not node.orelse:
-                for one in self._each(node.iter):
+                for one in self._items(node.iter, self._value(node.iter)):
                     self._assign(node.target, one)
                     for inner in node.body:
                         self._statement(inner)
@@ -162,7 +155,10 @@ class Reader:
             case ast.Name():
                 self._frame.names[target.id] = value
             case ast.Tuple() | ast.List():
-                values = self._taken_apart(target, value)
+                if isinstance(value, Value):
+                    values = self._made_by(target, operations.parts, self.program, value)
+                else:
+                    values = self._items(target, value)
                 if len(values) != len(target.elts):
                     raise self._refused(target, "takes another number of values")
                 for inner, one in zip(target.elts, values, strict=True):
@@ -175,38 +171,24 @@ class Reader:
             case _:
                 raise self._refused(target, "is written to")
 
-    def _taken_apart(self, node: ast.AST, value: Any) -> list[Any]:
-        if isinstance(value, Made) and isinstance(value.items, tuple | list):
-            return list(value.items)
-        if isinstance(value, Value):
-            found: list[Any] = self._made_by(node, operations.parts, self.program, value)
-            return found
-        return self._each_of(node, value)
-
     def _in_place(self, node: ast.AugAssign) -> Any:
         assert isinstance(node.target, ast.Name)
         left, right = self._frame.names.get(node.target.id), self._value(node.value)
-        if isinstance(left, Value) and operations.is_row(left.example):
-            alike = [one for one in self._frame.names.values() if isinstance(one, Value) and one.root == left.root]
-            if not left.owned or len(alike) > 1:
-                raise self._refused(node, "writes to what the dataset holds")
-            made = self._calculated(node, node.op, left, right)
-            if not isinstance(made, Value) or made.example.dtype != left.example.dtype:
-                raise self._refused(node)
-            return made
-        if isinstance(left, Made) or not isinstance(left, Value | int | float | str):
-            raise self._refused(node)
+        number = isinstance(left, Value) and not operations.is_row(left.example)
+        if not number and not isinstance(left, int | float | str):
+            raise self._refused(node, "may write to what the dataset holds")
         return self._calculated(node, node.op, left, right)
 
-    def _each(self, node: ast.expr) -> list[Any]:
-        """Return what a loop goes through."""
-        value = self._value(node)
+    def _items(self, node: ast.AST, value: Any) -> list[Any]:
+        """Return what a loop goes through, or what is taken apart."""
         if isinstance(value, Made):
             return list(value.items)
-        if type(value) in (dict, range) and len(value) <= _MOST_ITEMS:
-            self.reads.size(value)
-            return list(value)
-        return self._each_of(node, value)
+        if type(value) not in (dict, range, list, tuple) or len(value) > _MOST_ITEMS:
+            raise self._refused(node)
+        self.reads.size(value)
+        if type(value) is dict:
+            self.reads.also(partial(_has_keys, value, list(value)))
+        return list(value) if type(value) in (dict, range) else [self._item(node, value, k) for k in range(len(value))]
 
     def _holds(self, node: ast.expr) -> bool:
         """Return whether a condition is true that does not depend on the index."""
@@ -256,7 +238,7 @@ class Reader:
             case ast.Name():
                 return self._name(node)
             case ast.Attribute():
-                return self._attribute_of(node)
+                return self._attribute_of(node, self._value(node.value), self._own_name(node.attr))
             case ast.Subscript():
                 return self._subscript(node)
             case ast.Tuple():
@@ -319,12 +301,10 @@ class Reader:
             return self.reads.item(known, node.id, known[node.id])
         raise self._refused(node, "is not known")
 
-    def _attribute_of(self, node: ast.Attribute) -> Any:
-        owner, name = self._value(node.value), self._own_name(node.attr)
-        if isinstance(owner, Value):
-            return self._made_by(node, functions.attribute, self.program, owner, name)
-        if isinstance(owner, frames.Row):
-            return self._of_row(node, owner, name)
+    def _attribute_of(self, node: ast.AST, owner: Any, name: str) -> Any:
+        if isinstance(owner, Value | frames.Row):
+            find: Callable[..., Any] = functions.attribute if isinstance(owner, Value) else frames.of_row
+            return self._made_by(node, find, self.program, owner, name)
         if isinstance(owner, Made):
             raise self._refused(node)
         return self._made_by(node, self._attribute, owner, name)
@@ -334,14 +314,6 @@ class Reader:
         qualified = self._frame.function.__qualname__.split(".")
         private = name.startswith("__") and not name.endswith("__") and len(qualified) > 1
         return f"_{qualified[-2].lstrip('_')}{name}" if private else name
-
-    def _of_row(self, node: ast.AST, row: frames.Row, name: str) -> Any:
-        """Return an attribute of a row of a table."""
-        if name == "values":
-            return self._made_by(node, frames.values, self.program, row)
-        if name == "iloc":
-            return frames.Indexer(row, name)
-        return self._made_by(node, frames.part, self.program, row, name)
 
     def _attribute(self, owner: Any, name: str) -> Any:
         """Return an attribute of an object that holds it in plain sight. Raises NotIndexing."""
@@ -405,24 +377,21 @@ class Reader:
                 raise self._refused(node)
             found = self._made_by(node, operator.getitem, holder.items, key)
             return Made(found) if isinstance(key, slice) else found
-        if isinstance(holder, frames.Row) or (
-            isinstance(holder, frames.Indexer) and isinstance(holder.owner, frames.Row)
-        ):
-            find = frames.part if isinstance(holder, frames.Row) else frames.by_number
-            return self._made_by(node, find, self.program, getattr(holder, "owner", holder), key)
+        if isinstance(holder, frames.Row):
+            return self._made_by(node, frames.part, self.program, holder, key)
         if isinstance(holder, frames.Indexer) or frames.is_table(holder):
-            if _differs(key):
+            if differs(key):
                 return self._made_by(node, frames.indexed, self.program, holder, key)
             if frames.is_table(holder):
                 frames.note(self.reads, holder)
                 return self._made_by(node, frames.item, holder, key)
         if isinstance(holder, Value):
-            if _differs(key):
+            if differs(key):
                 raise self._refused(node, "indexes one value by another")
             return self._made_by(node, operations.part, self.program, holder, key)
         if isinstance(holder, UserDict) and type(vars(holder).get("data")) is dict and _is_plain_dictionary(holder):
             holder = vars(holder)["data"]
-        if _differs(key):
+        if differs(key):
             return self._made_by(node, self._item_by, holder, key)
         if type(holder) in (dict, list, tuple) and not isinstance(key, slice):
             found = self._made_by(node, operator.getitem, holder, key)
@@ -437,7 +406,7 @@ class Reader:
 
     def _plain_key(self, node: ast.AST, key: Any) -> Any:
         if isinstance(key, Made):
-            if isinstance(key.items, list) and any(map(_differs, key.items)):
+            if isinstance(key.items, list) and differs(key):
                 raise self._refused(node, "indexes by a list")
             return key.items
         return key
@@ -454,9 +423,9 @@ class Reader:
             return rows if step in (None, 1) else operations.part(self.program, rows, slice(None, None, step))
         if not isinstance(key, tuple):
             return operations.item(self.program, holder, key)
-        place = next(number for number, one in enumerate(key) if _differs(one))
+        place = next(number for number, one in enumerate(key) if differs(one))
         before, after = key[:place], key[place + 1 :]
-        if not is_array(holder) or any(map(_differs, after)) or any(one != slice(None) for one in before):
+        if not is_array(holder) or differs(after) or any(one != slice(None) for one in before):
             raise NotIndexing("is indexed by several numbers")
         if place:
             if any(one != slice(None) for one in after):
@@ -502,7 +471,7 @@ class Reader:
                 else:
                     result = compare(one, other)
             else:
-                other = other.items if isinstance(other, Made) and not any(map(_differs, other.items)) else other
+                other = other.items if isinstance(other, Made) and not differs(other) else other
                 plain = isinstance(one, _COMPARABLE)
                 if isinstance(op, ast.In | ast.NotIn):
                     if not plain or type(other) not in (str, list, tuple, dict) or len(other) > _MOST_ITEMS:
@@ -521,7 +490,7 @@ class Reader:
         if over.ifs or over.is_async:
             raise self._refused(node)
         names, made = self._frame.names, list[Any]()
-        for one in self._each(over.iter):
+        for one in self._items(over.iter, self._value(over.iter)):
             self._frame.names = dict(names)
             self._assign(over.target, one)
             if isinstance(node, ast.DictComp):
@@ -543,8 +512,7 @@ class Reader:
         if isinstance(node.func, ast.Attribute):
             owner = self._value(node.func.value)
             if isinstance(owner, Value | Made | frames.Row) or _has_methods(owner):
-                given, named = self._arguments(node)
-                return self._method(node, owner, node.func.attr, given, named)
+                return self._method(node, owner, node.func.attr, *self._arguments(node))
             called = self._made_by(node.func, self._attribute, owner, self._own_name(node.func.attr))
         else:
             called = self._value(node.func)
@@ -573,51 +541,42 @@ class Reader:
     def _pure(self, node: ast.AST, called: Any, given: list[Any], named: dict[str, Any]) -> Any:
         """Return what a builtin function gives."""
         first = given[0] if given else None
-        if called is isinstance and isinstance(first, Value) and not isinstance(given[1], Value):
-            kinds = given[1].items if isinstance(given[1], Made) else given[1]
-            found = self._made_by(node, isinstance, first.example, kinds)
+        if called is isinstance or called is torch.is_tensor:
+            kinds = torch.Tensor if called is torch.is_tensor else given[1]
+            kinds = kinds.items if isinstance(kinds, Made) else kinds
+            if isinstance(first, Made):
+                raise self._refused(node)
+            found = self._made_by(node, isinstance, first.example if isinstance(first, Value) else first, kinds)
             if first is self.program.index and isinstance(np.int64(0), kinds) is not found:
                 self.takes_ints_only = True
             return found
-        if called is torch.is_tensor and isinstance(first, Value):
-            return isinstance(first.example, torch.Tensor)
-        if called is len and isinstance(first, Value) and operations.is_row(first.example) and first.example.ndim:
-            return len(first.example)
         if called in (tuple, list) and len(given) == 1 and isinstance(first, Made):
             return Made(called(first.items))
         if called in (zip, enumerate) and not named:
-            over = [self._listed(node, one) for one in given]
-            return Made(list(map(_as_made, called(*over))))
+            return Made(list(map(_as_made, called(*(self._items(node, one) for one in given)))))
         if called is dict and not given:
             return Made(named)
-        if called is len and isinstance(first, Made):
-            return len(first.items)
-        if any(isinstance(one, Value | Made) for one in (*given, *named.values())):
-            raise self._refused(node)
-        if called is len and (type(first) in (list, tuple, dict, range, str) or is_array(first)):
-            return self.reads.size(first) if isinstance(first, list | dict) else len(first)
-        if called is len and not isinstance(first, (*_PLAIN, type)) and len(given) == 1:
-            method = self._made_by(node, self._attribute, first, "__len__")
-            if isinstance(method, Method) and type(found := self._call_function(method.function, [first], {})) is int:
-                return found
-        if called is isinstance:
-            return self._made_by(node, isinstance, *given)
-        if called is torch.is_tensor:
-            return isinstance(first, torch.Tensor)
-        if called is getattr or called is hasattr:
-            raise self._refused(node)
+        if called is len and len(given) == 1:
+            return self._length(node, first)
         if not all(isinstance(one, _PLAIN) for one in given):
             raise self._refused(node)
         return self._made_by(node, called, *given)
 
-    def _listed(self, node: ast.AST, value: Any) -> list[Any]:
-        return list(value.items) if isinstance(value, Made) else self._each_of(node, value)
-
-    def _each_of(self, node: ast.AST, value: Any) -> list[Any]:
-        if type(value) not in (list, tuple) or len(value) > _MOST_ITEMS:
+    def _length(self, node: ast.AST, value: Any) -> int:
+        """Return what `len` gives."""
+        if isinstance(value, Made):
+            return len(value.items)
+        if isinstance(value, Value) and operations.is_row(value.example) and value.example.ndim:
+            return len(value.example)
+        if type(value) in (list, dict):
+            return self.reads.size(value)
+        if type(value) in (tuple, range, str) or is_array(value):
+            return len(value)
+        method = None if isinstance(value, Value) else self._made_by(node, self._attribute, value, "__len__")
+        found = self._call_function(method.function, [value], {}) if isinstance(method, Method) else None
+        if type(found) is not int:
             raise self._refused(node)
-        self.reads.size(value)
-        return [self._item(node, value, key) for key in range(len(value))]
+        return found
 
     def _method(self, node: ast.Call, owner: Any, name: str, given: list[Any], named: dict[str, Any]) -> Any:
         if isinstance(owner, Value):
@@ -625,11 +584,7 @@ class Reader:
         if isinstance(owner, frames.Row) or frames.is_table(owner):
             if name != "to_numpy" or given or named:
                 raise self._refused(node)
-            return (
-                self._of_row(node, owner, "values")
-                if isinstance(owner, frames.Row)
-                else frames.attribute(self.reads, owner, "values")
-            )
+            return self._attribute_of(node, owner, "values")
         if isinstance(owner, Made):
             items = owner.items
             if isinstance(items, list) and name == "append" and len(given) == 1:
@@ -642,10 +597,9 @@ class Reader:
         if isinstance(owner, UserDict):
             owner = vars(owner)["data"]
         if isinstance(owner, dict):
-            if name not in ("items", "keys", "values") or given or len(owner) > _MOST_ITEMS:
+            if name not in ("items", "keys", "values") or given:
                 raise self._refused(node)
-            self.reads.size(owner)
-            pairs = [(key, self._item(node, owner, key)) for key in owner]
+            pairs = [(key, self._item(node, owner, key)) for key in self._items(node, owner)]
             made = {"items": [Made(pair) for pair in pairs], "keys": list(owner), "values": [one for _, one in pairs]}
             return Made(made[name])
         return self._made_by(node, functions.of_constant, owner, name, given)
@@ -679,15 +633,6 @@ def _bound(function: FunctionType, wanted: ast.arguments, given: list[Any], name
     return found
 
 
-def _differs(value: Any) -> bool:
-    """Return whether a key depends on the sample's index."""
-    if isinstance(value, slice):
-        return any(isinstance(one, Value) for one in (value.start, value.stop, value.step))
-    if isinstance(value, tuple):
-        return any(map(_differs, value))
-    return isinstance(value, Value)
-
-
 def _is_named_tuple(kind: Any) -> bool:
     home = getattr(kind.__new__, "__globals__", {}).get("__name__", "")
     return str(home).startswith("namedtuple_")
@@ -699,6 +644,10 @@ def _held_by(owner: Any, name: str) -> Any:
 
 def _contains(container: Any, value: Any, found: bool) -> bool:
     return (value in container) is found
+
+
+def _has_keys(container: dict[Any, Any], keys: list[Any]) -> bool:
+    return all(map(operator.is_, container, keys))
 
 
 def _as_made(value: Any) -> Any:

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate
 
 from penstock.errors import PenstockError
-from penstock.tables.hugging_face import CollatedColumns, NotGathered
+from penstock.tables.column import NotGathered
+from penstock.tables.hugging_face import reading_of
 from penstock.tables.table import Table
+
+if TYPE_CHECKING:
+    from penstock.indexing.batches import Reading
 
 _modes = torch._C._len_torch_function_stack  # a default device is one
 
 
-def collated_table(table: Table, index: int) -> CollatedColumns:
-    """Return what gathers the batches of a Table whose row groups all are mapped; index: see CollatedColumns.
+def collated_table(table: Table, index: int) -> Reading:
+    """Return what gathers the batches of a Table whose row groups all are mapped; index: see `reading_of`.
 
     Raises NotGathered, and what its samples raise.
     """
     if table.in_blocks or table.transform is not None or table.image is not None:
         raise NotGathered("its row groups come one by one, or a transform is called with each sample")
-    whole, expected = table.row_groups.whole(), default_collate([table[index], table[index]])
-    return CollatedColumns(table, whole, index, expected, Table.collated, lambda now: now.row_groups.unchanged())
+    return reading_of(table, table.row_groups.whole(), index, Table.collated, lambda now: now.row_groups.unchanged())
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,12 +19,13 @@ from torch.nn.functional import pad as pad_end
 
 from penstock.recipe.originals import is_original, own_class, replaced_in, replaced_in_class
 from penstock.tables import own_collators
+from penstock.tables.column import NotGathered
 from penstock.tables.padding import (
     Batch,
-    NotGathered,
     Rows,
     boundaries,
     bounds_of,
+    document_numbers,
     laid_out,
     number_column,
     positions,
@@ -132,17 +133,18 @@ def _language_modeling(collator: Any, tokenizer: _Tokenizer, batch: Batch) -> An
     return _encoding(made)
 
 
-def _label_name(batch: Batch) -> str:
+def _without_labels(collator: Any, tokenizer: _Tokenizer, batch: Batch) -> tuple[str, dict[str, Any], bool]:
+    """Return the column of labels, the tensors of the others, and whether the tokenizer pads on the left."""
     if "label" in batch.columns and "labels" in batch.columns:
         raise NotGathered
-    return "label" if "label" in batch.columns else "labels"
+    label = "label" if "label" in batch.columns else "labels"
+    names = [name for name in batch.columns if name != label]
+    made = tokenizer.pad(batch, names, collator, collator.padding, collator.max_length)
+    return label, made, tokenizer.facts()[1]
 
 
 def _seq2seq(collator: Any, tokenizer: _Tokenizer, batch: Batch) -> Any:
-    name = _label_name(batch)
-    made = tokenizer.pad(
-        batch, (one for one in batch.columns if one != name), collator, collator.padding, collator.max_length
-    )
+    name, made, left = _without_labels(collator, tokenizer, batch)
     if name not in batch.columns:
         made["labels"] = None
         return _encoding(made)
@@ -150,7 +152,6 @@ def _seq2seq(collator: Any, tokenizer: _Tokenizer, batch: Batch) -> Any:
         raise NotGathered
     fixed = collator.padding == "max_length" and collator.max_length is not None
     width = up_to(collator.max_length if fixed else int(batch.lengths(name).max()), collator.pad_to_multiple_of)
-    _, left, _, _ = tokenizer.facts()
     made["labels"] = batch.padded(name, width, collator.label_pad_token_id, left=left, whole=True)
     if collator.model is not None and hasattr(collator.model, "prepare_decoder_input_ids_from_labels"):
         made["decoder_input_ids"] = collator.model.prepare_decoder_input_ids_from_labels(labels=made["labels"])
@@ -158,12 +159,8 @@ def _seq2seq(collator: Any, tokenizer: _Tokenizer, batch: Batch) -> Any:
 
 
 def _token_classification(collator: Any, tokenizer: _Tokenizer, batch: Batch) -> Any:
-    name = _label_name(batch)
-    made = tokenizer.pad(
-        batch, (one for one in batch.columns if one != name), collator, collator.padding, collator.max_length
-    )
+    name, made, left = _without_labels(collator, tokenizer, batch)
     if name in batch.columns:
-        _, left, _, _ = tokenizer.facts()
         width = made["input_ids"].shape[1]
         made[name] = batch.padded(name, width, collator.label_pad_token_id, left=left, whole=True)
     return _encoding(made)
@@ -208,7 +205,7 @@ def _flattening(collator: Any, _: Any, batch: Batch) -> Any:
     if collator.return_position_ids:
         made["position_ids"] = positions(lengths)[None] + collator.position_ids_start
     if collator.return_seq_idx:
-        made["seq_idx"] = torch.from_numpy(np.repeat(np.arange(len(lengths), dtype=np.int32), lengths))[None]
+        made["seq_idx"] = document_numbers(lengths)[None]
     if collator.return_flash_attn_kwargs:
         made |= bounds_of(lengths)
     return made
@@ -257,7 +254,7 @@ def _padding_free(batch: Batch, labelled: str, documents: Rows, pad: int, width:
         "position_ids": positions(documents)[None],
         **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), bounds),
         **dict.fromkeys(("max_length_q", "max_length_k"), longest),
-        "seq_idx": torch.from_numpy(np.repeat(np.arange(len(documents), dtype=np.int32), documents))[None],
+        "seq_idx": document_numbers(documents)[None],
     }
 
 
@@ -265,7 +262,7 @@ def _padding_free(batch: Batch, labelled: str, documents: Rows, pad: int, width:
 
 
 class _Known(NamedTuple):
-    """A class of collators."""
+    """A class of collators, or a function of the user's."""
 
     module: str
     name: str

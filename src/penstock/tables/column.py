@@ -13,13 +13,18 @@ from numpy.typing import NDArray
 import penstock._native as _native
 from penstock.order.permutations import Indices
 
-#: The dtypes of numbers by Arrow's names for them.
-_DTYPES = {
+#: The dtypes of numbers and truth values, by Arrow's names for their types.
+DTYPES = {
     "bool": torch.bool,
     **{f"{sign}int{bits}": getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)},
+    "halffloat": torch.float16,
     "float": torch.float32,
     "double": torch.float64,
 }
+
+
+class NotGathered(Exception):
+    """The package, the collator or the class makes these rows, or raises its error."""
 
 
 class Column:
@@ -34,7 +39,7 @@ class Column:
         """A row is a list."""
         if self.is_list:
             element = self.type.value_type
-        self.dtype: torch.dtype | None = _DTYPES.get(str(element))
+        self.dtype: torch.dtype | None = DTYPES.get(str(element))
         """Of its numbers, or of its lists' numbers, as they are stored; None: they are none."""
         self.is_text = self._native is not None and str(self.type) in ("string", "large_string", "string_view")
 
@@ -68,6 +73,14 @@ class Column:
             return None
         return found if written else None
 
+    def numbers(self, rows: Indices, dtype: torch.dtype) -> tuple[torch.Tensor, NDArray[np.int64] | None] | None:
+        """Return the numbers of these rows one behind another, and the lengths of lists. None: as for `flat`."""
+        lengths = self.lengths(rows) if self.is_list else None
+        if self.is_list and lengths is None:
+            return None
+        flat = self.flat(rows, dtype, len(rows) if lengths is None else int(lengths.sum()))
+        return None if flat is None else (flat, lengths)
+
     def padded(
         self, rows: Indices, dtype: torch.dtype, width: int, fill: float, *, left: bool = False
     ) -> torch.Tensor | None:
@@ -84,6 +97,11 @@ class Column:
         except ValueError:
             return None
         return found if written else None
+
+
+def dtype_of_objects(stored: torch.dtype) -> torch.dtype:
+    """Return the dtype of the tensor that torch makes of such numbers in a list, as Python's objects."""
+    return torch.float32 if stored.is_floating_point else torch.bool if stored is torch.bool else torch.int64
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -18,27 +18,25 @@ import torch
 from PIL import Image
 from torch.utils.data import default_collate
 
+from penstock.indexing.equality import same
 from penstock.order.permutations import Indices
 from penstock.recipe.originals import look_again, own_class, replaced_in_class
 from penstock.recipe.patches import original_of
+from penstock.sample_notes import torch_batch
 from penstock.system.deferred import deferred
-from penstock.tables.column import Column, column_of
+from penstock.tables.column import Column, NotGathered, column_of, dtype_of_objects
 
 if TYPE_CHECKING:
-    from penstock.indexing import batches
+    from penstock.indexing import batches, guard
+    from penstock.indexing.batches import Reading
 else:
-    (batches,) = deferred("penstock.indexing", "batches")
+    batches, guard = deferred("penstock.indexing", "batches", "guard")
 
 #: The methods of the package that say what a dataset's rows are.
 _METHODS = ("__getitem__", "__getitems__", "_getitem")
 #: The formats whose values are made here, by their names.
 _FORMATS = (None, "numpy", "torch", "custom")
-_modes = torch._C._len_torch_function_stack  # a default device is one
 _ORIENTATION = 274  # of EXIF's tags
-
-
-class NotGathered(Exception):
-    """The package makes these rows."""
 
 
 def dataset_class() -> type | None:
@@ -151,8 +149,8 @@ class DatasetRows:
             made, numbers = self._objects(self._formatted, rows), [key] if single else key
             options: dict[str, Any] = {"format_type": None, "format_kwargs": {}, "format_columns": self._formatted}
             expected = dataset._getitem(numbers, output_all_columns=False, **options)
-        if not alike(made, expected):
-            _known[id(dataset)] = _known[id(dataset)][0], None, self.state
+        if not same(made, expected):
+            _known[dataset] = None, self.state
             raise NotGathered("the package makes other values")
 
     # --- values as Python's objects ---------------------------------------------------------------------------------
@@ -237,15 +235,7 @@ def _opened(value: Any, feature: Any) -> Any:
 
 def _numbers(column: Column, rows: Indices) -> tuple[torch.Tensor, Any] | None:
     """Return numbers one row behind another, as the formats convert them, and the lengths of lists, else None."""
-    stored = column.dtype
-    if stored is None:
-        return None
-    dtype = torch.float32 if stored.is_floating_point else torch.bool if stored is torch.bool else torch.int64
-    lengths = column.lengths(rows) if column.is_list else None
-    if column.is_list and lengths is None:
-        return None
-    flat = column.flat(rows, dtype, len(rows) if lengths is None else int(lengths.sum()))
-    return None if flat is None else (flat, lengths)
+    return None if column.dtype is None else column.numbers(rows, dtype_of_objects(column.dtype))
 
 
 def _tensors(column: Column, rows: Indices) -> Any:
@@ -300,100 +290,57 @@ def _collated(column: Column, rows: Indices, kind: str | None) -> Any:
     return default_collate(column.objects(rows)) if made is None else made
 
 
-def alike(one: Any, other: Any) -> bool:
-    """Return whether two values have the same types, dtypes, shapes and elements, to the bit."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(alike(value, other[key]) for key, value in one.items())
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(alike, one, other))
-    if isinstance(one, torch.Tensor):
-        strided = one.dtype == other.dtype and one.shape == other.shape and one.stride() == other.stride()
-        return strided and alike(one.numpy(), other.numpy())
-    if isinstance(one, np.ndarray):
-        if (one.dtype, one.shape, one.flags.writeable) != (other.dtype, other.shape, other.flags.writeable):
-            return False
-        return alike(one.tolist(), other.tolist()) if one.dtype == object else one.tobytes() == other.tobytes()
-    if isinstance(one, Image.Image):
-        return (one.mode, one.size, one.tobytes()) == (other.mode, other.size, other.tobytes())
-    return bool(one == other) or bool(one != one and other != other)
-
-
 # --- which rows belong to which dataset -------------------------------------------------------------------------------
 
-_known: dict[int, tuple[weakref.ref[Any], DatasetRows | None, tuple[Any, ...]]] = {}
-"""By the identity of a dataset, for as long as it lives: its rows, or None, and what it was then."""
+_known: weakref.WeakKeyDictionary[Any, tuple[DatasetRows | None, tuple[Any, ...]]] = weakref.WeakKeyDictionary()
+"""By dataset: its rows, or None, and what it was then."""
 
 
-class CollatedColumns:
-    """The batches of a dataset of columns as default_collate makes them, where its class need not be asked.
+def reading_of(
+    dataset: Any, table: Any, index: int, collated: Callable[[Any, Indices], Any], same_still: Callable[[Any], bool]
+) -> Reading:
+    """Return what makes the batches of a dataset of columns as default_collate does, where its class need not be asked.
 
     Args:
         table: of the columns.
-        index: of a sample that is there, which serves as the example; expected: the batch of it, twice.
+        index: of a sample that is there, which serves as the example.
         collated: returns the batch of some samples of the dataset. Raises NotGathered, and what default_collate raises.
-        same: returns whether the dataset is what it was.
+        same_still: returns whether the dataset is what it was.
 
-    Raises NotGathered where its samples must be made one by one.
+    Raises NotGathered where its samples must be made one by one, and what its samples raise.
     """
+    held = weakref.ref(dataset)  # the reading is kept for as long as the dataset
 
-    takes_ints_only = True
+    def run(numbers: torch.Tensor) -> Any:
+        return collated(held(), numbers.numpy())
 
-    def __init__(
-        self,
-        dataset: Any,
-        table: Any,
-        index: int,
-        expected: Any,
-        collated: Callable[[Any, Indices], Any],
-        same: Callable[[Any], bool],
-    ) -> None:
-        self._dataset, self._collated, self._same = weakref.ref(dataset), collated, same
-        self.attributes = vars(dataset)
-        self.reads = self
-        self.row_bytes = table.nbytes // max(1, table.num_rows)
-        if not batches.same(self.batch(torch.tensor([index, index])), expected):
-            raise NotGathered("its samples are collated in another way")
-
-    def unchanged(self) -> list[Any] | None:
-        """Return the arrays that are read, none of which has another owner; None: the dataset is not what it was."""
-        dataset = self._dataset()
-        return None if dataset is None or _modes() or not self._same(dataset) else []
-
-    def held(self) -> list[Any]:
-        """Return the arrays that are read and may change: none."""
-        return []
-
-    def batch(self, numbers: torch.Tensor) -> Any:
-        """Return the batch of some samples."""
-        dataset = self._dataset()
-        assert dataset is not None
-        return self._collated(dataset, numbers.numpy())
+    reads = guard.Reads()
+    reads.also(lambda: same_still(held()))
+    if not same(run(torch.tensor([index, index])), torch_batch(dataset, [index, index])):
+        raise NotGathered("its samples are collated in another way")
+    return batches.Reading(run, reads, vars(dataset), table.nbytes // max(1, table.num_rows), takes_ints_only=True)
 
 
-def collated_rows(dataset: Any, index: int) -> CollatedColumns:
+def collated_rows(dataset: Any, index: int) -> Reading:
     """Return what gathers the batches of a datasets.Dataset. Raises NotGathered, and what its samples raise."""
     rows = rows_of(dataset)
     if rows is None or not rows.collates:
         raise NotGathered("the package makes its rows")
-    expected = default_collate(dataset.__getitems__([index, index]))
     collated, state = rows.collated, rows.state
-    return CollatedColumns(
-        dataset, rows.table, index, expected, lambda _, numbers: collated(numbers), lambda now: state_of(now) == state
+    return reading_of(
+        dataset, rows.table, index, lambda _, numbers: collated(numbers), lambda now: state_of(now) == state
     )
 
 
 def rows_of(dataset: Any) -> DatasetRows | None:
     """Return the rows of a datasets.Dataset as it is now; None: the package makes them."""
-    key, state = id(dataset), state_of(dataset)
-    found = _known.get(key)
-    if found is not None and found[0]() is dataset and found[2] == state:
-        return found[1]
+    state, found = state_of(dataset), _known.get(dataset)
+    if found is not None and found[1] == state:
+        return found[0]
     look_again()
     try:
         rows = DatasetRows(dataset)
     except NotGathered:
         rows = None
-    _known[key] = weakref.ref(dataset, lambda _: _known.pop(key, None)), rows, state
+    _known[dataset] = rows, state
     return rows

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,13 +123,13 @@ def _opened(file: TableFile) -> TableFile:
         kind = _kind_of(head)
         if kind is None:
             raise file.corrupt(f"it begins with {head!r}" if file.size else "it is empty")
-        known = TableFile(file.place, file.size, file.version, file.store, file.key, kind)
+        known = replace(file, kind=kind)
         if kind == "parquet" and file.store is None:
-            return TableFile(**{**vars(known), "footer": pq.read_metadata(file.place)})
+            return replace(known, footer=pq.read_metadata(file.place))
         if kind == "parquet":
             held = RemoteFile(file)
             held.parts[begin] = tail
-            return TableFile(**{**vars(known), "footer": pq.read_metadata(pa.PythonFile(held))})
+            return replace(known, footer=pq.read_metadata(pa.PythonFile(held)))
         if file.store is not None:
             if kind == "stream":
                 raise InvalidOption(
@@ -136,7 +137,7 @@ def _opened(file: TableFile) -> TableFile:
                     "as Parquet or in Arrow's file format, or copy it to this machine"
                 )
             return known
-        return TableFile(**{**vars(known), "mapped": _lies_plain(known)})
+        return replace(known, mapped=_lies_plain(known))
 
 
 def _kind_of(head: bytes) -> str | None:

@@ -21,7 +21,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from penstock.indexing.source_text import tree_of
 from penstock.system.libraries import is_users
-from penstock.tables.padding import Batch, NotGathered, there
+from penstock.tables.column import NotGathered
+from penstock.tables.padding import Batch, there
 
 #: What makes a tensor of one row's values, with the dtype that it gives.
 _MAKERS = {"tensor": None, "as_tensor": None, "LongTensor": torch.int64, "FloatTensor": torch.float32}
@@ -32,10 +33,6 @@ _DRAWS = ("rand", "bernoulli", "multinomial", "normal", "poisson", "dropout", "u
 #: The options of pad_sequence, with their defaults.
 _PADDING: dict[str, bool | float | str] = {"batch_first": False, "padding_value": 0.0, "padding_side": "right"}
 _COUNT = -1
-
-
-class _NotRead(Exception):
-    """The function does something else with its rows."""
 
 
 class _Part(NamedTuple):
@@ -50,18 +47,18 @@ class _Part(NamedTuple):
 
 
 class OwnCollator:
-    """A collate_fn as it makes the batches of gathered columns. Raises ValueError where it is not read."""
+    """A collate_fn as it makes the batches of gathered columns. Raises NotGathered where it is not read."""
 
     def __init__(self, collate_fn: Any) -> None:
         function, self._bound = _function_of(collate_fn)
         if function.__code__ not in _read:
             try:
                 _read[function.__code__] = _Program(function, bound=self._bound)
-            except _NotRead:
+            except NotGathered:
                 _read[function.__code__] = None
         program = _read[function.__code__]
         if program is None:
-            raise ValueError("it does more than to make tensors of columns")
+            raise NotGathered("it does more than to make tensors of columns")
         self._parts, self._names, self._of = program.parts, program.names, function
         self._held = _values(function, self._names)
         self._call = FunctionType(program.code, {**self._held, "__builtins__": __builtins__}, function.__name__)
@@ -87,7 +84,9 @@ class OwnCollator:
         if tensors != (part.kind == "values" or part.bare):
             raise NotGathered
         if not batch.is_list(name):
-            return [one.clone() for one in batch.as_it_is(name)] if tensors else self._refuse()
+            if not tensors:
+                raise NotGathered
+            return [one.clone() for one in batch.as_it_is(name)]
         lengths, column = batch.lengths(name), batch.column(name, listed=True)
         if not lengths.all() or part.dtype not in (None, column.dtype):
             raise NotGathered
@@ -95,9 +94,6 @@ class OwnCollator:
             return _padded(batch, name, int(lengths.max()), column.dtype, *options)
         whole = there(column.held.flat(batch.rows, column.dtype, int(lengths.sum())))
         return [one.clone() for one in torch.split(whole, lengths.tolist())]
-
-    def _refuse(self) -> Any:
-        raise NotGathered
 
 
 def _padded(batch: Batch, name: str, width: int, dtype: torch.dtype, first: Any, fill: Any, side: Any) -> torch.Tensor:
@@ -117,7 +113,7 @@ def _function_of(collate_fn: Any) -> tuple[FunctionType, bool]:
     called = getattr(type(collate_fn), "__call__", None)  # noqa: B004
     if type(called) is FunctionType and is_users(type(collate_fn)) and hasattr(collate_fn, "__dict__"):
         return called, True
-    raise ValueError("it is not a function of the user's")
+    raise NotGathered("it is not a function of the user's")
 
 
 _read: weakref.WeakKeyDictionary[CodeType, _Program | None] = weakref.WeakKeyDictionary()
@@ -141,7 +137,7 @@ class _Program(ast.NodeTransformer):
         tree = tree_of(function)
         code = function.__code__
         if tree is None or code.co_argcount != 1 + bound or code.co_kwonlyargcount or code.co_flags & 0x2C:
-            raise _NotRead  # *args, **kwargs, a generator
+            raise NotGathered  # *args, **kwargs, a generator
         tree = copy.deepcopy(tree)
         self._function, self._bound = function, bound
         self._rows = tree.args.args[-1].arg
@@ -152,7 +148,7 @@ class _Program(ast.NodeTransformer):
         body = [self.visit(statement) for statement in tree.body]
         tree.body = [statement for statement in body if statement is not None]
         if not self.parts:
-            raise _NotRead
+            raise NotGathered
         self.names = self._checked(tree)
         tree.args = ast.arguments([], [ast.arg(one.arg) for one in tree.args.args], None, [], [], None, [])
         tree.returns = None
@@ -209,7 +205,7 @@ class _Program(ast.NodeTransformer):
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
         if node.value is None or not isinstance(node.target, ast.Name):
-            raise _NotRead
+            raise NotGathered
         return self.visit(ast.copy_location(ast.Assign([node.target], node.value), node))
 
     def visit_Assign(self, node: ast.Assign) -> Any:
@@ -235,13 +231,13 @@ class _Program(ast.NodeTransformer):
             return self.generic_visit(node)
         named = dict(zip(_PADDING, node.args[1:], strict=False)) | {str(one.arg): one.value for one in node.keywords}
         if not named.keys() <= _PADDING.keys() or len(node.args) > 4:
-            raise _NotRead
+            raise NotGathered
         options = [self.visit(named.get(name, ast.Constant(usual))) for name, usual in _PADDING.items()]
         return self._asked(part._replace(kind="padded", bare=part.kind == "values"), *options)
 
     def visit_Name(self, node: ast.Name) -> Any:
         if node.id == self._rows or node.id in self._lists:
-            raise _NotRead
+            raise NotGathered
         return node
 
     def _asked(self, part: _Part, *options: ast.expr) -> ast.Call:
@@ -268,32 +264,32 @@ class _Program(ast.NodeTransformer):
         return _ABSENT
 
     def _checked(self, tree: ast.FunctionDef) -> tuple[str, ...]:
-        """Return the names that the function takes from outside. Raises _NotRead for what may draw, or call others."""
+        """Return the names that the function takes from outside. Raises NotGathered: it may draw, or call others."""
         nodes = [node for statement in tree.body for node in ast.walk(statement)]
         own = {self._rows, self._self, tree.name}
         own |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
         names: dict[str, None] = {}
         for node in nodes:
             if isinstance(node, ast.Yield | ast.Await | ast.Global | ast.Nonlocal | ast.Import | ast.ImportFrom):
-                raise _NotRead
+                raise NotGathered
             if isinstance(node, ast.FunctionDef | ast.Lambda | ast.ClassDef):
-                raise _NotRead
+                raise NotGathered
             if isinstance(node, ast.Attribute) and any(part in node.attr.lower() for part in _DRAWS):
-                raise _NotRead
+                raise NotGathered
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-                raise _NotRead
+                raise NotGathered
             if isinstance(node, ast.Call) and self._is_of_users(node.func):
-                raise _NotRead
+                raise NotGathered
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in own:
                 value = self._value(node)
                 if value is _ABSENT and node.id not in _BUILTINS and node.id not in ("True", "False", "None"):
-                    raise _NotRead
+                    raise NotGathered
                 if value is not _ABSENT and node.id not in _BUILTINS:
                     names[node.id] = None
         for name in names:
             value = _values(self._function, (name,))[name]
             if not isinstance(value, _PLAIN) and not (isinstance(value, ModuleType) or _is_torchs(value)):
-                raise _NotRead
+                raise NotGathered
         return tuple(names)
 
     def _is_of_users(self, called: ast.AST) -> bool:
@@ -322,5 +318,5 @@ def make_of(collate_fn: Any) -> Callable[[Any, Any, Batch], Any] | None:
     """Return what makes the batches of a user's collate_fn of gathered columns; None: it is not read."""
     try:
         return OwnCollator(collate_fn).batch
-    except (ValueError, AttributeError, TypeError):
+    except (NotGathered, AttributeError, TypeError, ValueError):
         return None

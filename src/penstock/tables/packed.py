@@ -16,8 +16,9 @@ from penstock.order.buckets import CutBatches, checked_lengths
 from penstock.order.packed import DocumentOrder
 from penstock.order.permutations import check_one_each, checked_count
 from penstock.showing import shown
+from penstock.tables.column import NotGathered
 from penstock.tables.hugging_face import is_dataset, rows_of
-from penstock.tables.padding import Batch, NotGathered, Rows, bounds_of, laid_out, positions
+from penstock.tables.padding import Batch, Rows, bounds_of, laid_out, positions
 
 #: The label of each document's first token, which no loss counts: it would be predicted from the document before.
 _SEPARATOR = -100

@@ -9,14 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from penstock.tables.column import Column, column_of
+from penstock.tables.column import Column, NotGathered, column_of, dtype_of_objects
 
 Rows = NDArray[np.int64]
 T = TypeVar("T")
-
-
-class NotGathered(Exception):
-    """The collator makes the batch itself, or raises its error."""
 
 
 def there(found: T | None) -> T:
@@ -39,7 +35,7 @@ def number_column(table: Any, name: str, value: Any) -> NumberColumn | None:
     held = column_of(table, name)
     if held.dtype is None or held.dtype is torch.uint64:
         return None
-    dtype = torch.float32 if held.dtype.is_floating_point else torch.bool if held.dtype is torch.bool else torch.int64
+    dtype = dtype_of_objects(held.dtype)
     if held.is_list:
         arrays = isinstance(value, torch.Tensor | np.ndarray)
         plain = value.ndim == 1 and _name(value.dtype) == _name(dtype) if arrays else type(value) is list
@@ -152,6 +148,11 @@ def positions(lengths: Rows) -> torch.Tensor:
     """Return the place of each token in its document: int64, shape (tokens,)."""
     ends = lengths.cumsum()
     return torch.from_numpy(np.arange(ends[-1]) - np.repeat(ends - lengths, lengths))
+
+
+def document_numbers(lengths: Rows) -> torch.Tensor:
+    """Return the number of each token's document: int32, shape (tokens,)."""
+    return torch.from_numpy(np.repeat(np.arange(len(lengths), dtype=np.int32), lengths))
 
 
 def laid_out(lengths: Rows, ids: torch.Tensor, labels: torch.Tensor, separator: int) -> dict[str, Any]:

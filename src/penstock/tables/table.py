@@ -220,7 +220,7 @@ class Table(Dataset[dict[str, Any]]):
         if len(wrong := given[(given < -size) | (given >= size)]):
             raise IndexError(f"sample index {wrong[0]} is out of range: {there_are(size, 'row')}")
         given = np.where(given < 0, given + size, given)
-        columns = self._gather(given)
+        columns = self._gather(values.values_of, given)
         samples = [dict(zip(self.columns, values, strict=True)) for values in zip(*columns, strict=True)]
         if self.image is not None:
             for index, sample in zip(given.tolist(), samples, strict=True):
@@ -229,7 +229,9 @@ class Table(Dataset[dict[str, Any]]):
 
     def read_image(self, index: int) -> Image.Image:
         """Return the image of a sample in mode RGB, untransformed. Raises CorruptSample."""
-        return self._image(index, self._gather(np.array([index]))[self.columns.index(self.image or "")][0])
+        return self._image(
+            index, self._gather(values.values_of, np.array([index]))[self.columns.index(self.image or "")][0]
+        )
 
     def _image(self, index: int, value: Any) -> Image.Image:
         try:
@@ -241,24 +243,6 @@ class Table(Dataset[dict[str, Any]]):
         except Exception as error:
             raise self._corrupt(index, f"the image in column {self.image!r} cannot be decoded: {error}") from error
 
-    def _gather(self, indices: Indices) -> list[list[Any]]:
-        """Return the values of each column at these samples."""
-        groups = self.row_groups
-        groups.check_files()
-        if (whole := groups.whole_if_open()) is not None:
-            return self._gathered(values.values_of, whole, self.whole_rows(indices), indices)
-        parts, rows = self.locate(indices)
-        needed = np.unique(parts).tolist()
-        columns: list[list[Any]] = [[None] * len(indices) for _ in self.columns]
-        for part, opened in zip(needed, groups.opened(needed), strict=True):
-            places = np.flatnonzero(parts == part)
-            for found, into in zip(
-                self._gathered(values.values_of, opened.table, rows[places], indices[places]), columns, strict=True
-            ):
-                for place, value in zip(places.tolist(), found, strict=True):
-                    into[place] = value
-        return columns
-
     def collated(self, indices: Indices) -> dict[str, Any]:
         """Return what default_collate makes of the samples at these indices, none of them negative.
 
@@ -266,22 +250,26 @@ class Table(Dataset[dict[str, Any]]):
         """
         if int(indices.max()) >= len(self) or int(indices.min()) < 0:
             raise IndexError(f"{there_are(len(self), 'row')}")
+        if not self.in_blocks:
+            self.row_groups.check_files()
+            self.row_groups.whole()
+        return dict(zip(self.columns, self._gather(values.collated, indices), strict=True))
+
+    def _gather(self, gather: Callable[..., Any], indices: Indices) -> list[Any]:
+        """Return what `gather` makes of each column at these samples."""
         groups = self.row_groups
         groups.check_files()
-        if not self.in_blocks or (whole := groups.whole_if_open()) is not None:
-            whole = groups.whole()
-            columns = self._gathered(values.collated, whole, self.whole_rows(indices), indices)
-            return dict(zip(self.columns, columns, strict=True))
+        if (whole := groups.whole_if_open()) is not None:
+            return self._gathered(gather, whole, self.whole_rows(indices), indices)
         parts, rows = self.locate(indices)
         needed = np.unique(parts).tolist()
         places = [np.flatnonzero(parts == part) for part in needed]
         each = [
-            self._gathered(values.collated, opened.table, rows[place], indices[place])
+            self._gathered(gather, opened.table, rows[place], indices[place])
             for place, opened in zip(places, groups.opened(needed), strict=True)
         ]
         order = np.argsort(np.concatenate(places), kind="stable")
-        columns = [values.joined(one, order) for one in zip(*each, strict=True)]
-        return dict(zip(self.columns, columns, strict=True))
+        return [values.joined(one, order) for one in zip(*each, strict=True)]
 
     @property
     def joins(self) -> bool:
@@ -292,11 +280,10 @@ class Table(Dataset[dict[str, Any]]):
         """Return what `gather` makes of each column of a table of row groups at these rows, which are these samples."""
         found = []
         for field in self.schema:
+            name = field.name
             try:
-                one = column_of(table, field.name)
-                found.append(gather(one, rows, field.type, self._fill.get(field.name)))
+                found.append(gather(column_of(table, name), rows, field.type, self._fill.get(name)))
             except values.NullValue as error:
-                name = field.name
                 raise self._corrupt(
                     int(samples[error.position]),
                     f"column {name!r} holds a null. Give fill={{{name!r}: value}}, leave such rows out by filters=, or "

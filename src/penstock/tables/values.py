@@ -5,22 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import torch
+from numpy.typing import NDArray
 from pyarrow import types
 from torch.utils.data import default_collate
 
 from penstock.order.permutations import Indices
-from penstock.tables.column import Column
-
-#: The dtypes of numbers and truth values, by Arrow's names for their types.
-_DTYPES = {
-    "bool": torch.bool,
-    **{f"{sign}int{bits}": getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)},
-    "halffloat": torch.float16,
-    "float": torch.float32,
-    "double": torch.float64,
-}
+from penstock.tables.column import DTYPES, Column
 
 
 class NullValue(Exception):
@@ -32,7 +25,7 @@ class NullValue(Exception):
 
 
 def is_number(kind: pa.DataType) -> bool:
-    return str(kind) in _DTYPES
+    return str(kind) in DTYPES
 
 
 def is_list(kind: pa.DataType) -> bool:
@@ -63,7 +56,7 @@ def values_of(column: Column, rows: Indices, kind: pa.DataType, fill: Any) -> li
     numbers = _numbers(column, rows, kind)
     if numbers is not None:
         flat, lengths = numbers
-        return list(flat.unbind(0) if lengths is None else torch.split(flat, lengths))
+        return list(flat.unbind(0) if lengths is None else torch.split(flat, lengths.tolist()))
     lists, dtype = is_list(kind), _dtype_of(kind)
     found = column.objects(rows)
     value = None if fill is None else fill.as_py()
@@ -84,8 +77,8 @@ def collated(column: Column, rows: Indices, kind: pa.DataType, fill: Any) -> Any
         flat, lengths = numbers
         if lengths is None:
             return flat
-        if lengths[0] and len(set(lengths)) == 1:
-            return flat.reshape(len(rows), lengths[0])
+        if lengths[0] and (lengths == lengths[0]).all():
+            return flat.reshape(len(rows), int(lengths[0]))
     return default_collate(values_of(column, rows, kind, fill))
 
 
@@ -103,18 +96,14 @@ def joined(parts: Sequence[Any], order: Indices) -> Any:
     return [values[place] for place in order.tolist()]
 
 
-def _numbers(column: Column, rows: Indices, kind: pa.DataType) -> tuple[torch.Tensor, list[int] | None] | None:
+def _numbers(column: Column, rows: Indices, kind: pa.DataType) -> tuple[torch.Tensor, NDArray[np.int64] | None] | None:
     """Return numbers one row behind another, and the lengths of lists; None: they are none, or one is null."""
-    lists, dtype = is_list(kind), _dtype_of(kind)
-    if dtype is None or column.dtype != dtype or column.is_list != lists:
+    dtype = _dtype_of(kind)
+    if dtype is None or (column.dtype, column.is_list) != (dtype, is_list(kind)):
         return None
-    lengths = column.lengths(rows) if lists else None
-    if lists and lengths is None:
-        return None
-    flat = column.flat(rows, dtype, len(rows) if lengths is None else int(lengths.sum()))
-    return None if flat is None else (flat, None if lengths is None else lengths.tolist())
+    return column.numbers(rows, dtype)
 
 
 def _dtype_of(kind: pa.DataType) -> torch.dtype | None:
     """Return the dtype of numbers, or of the numbers in lists, None for other types."""
-    return _DTYPES.get(str(kind.value_type if is_list(kind) else kind))
+    return DTYPES.get(str(kind.value_type if is_list(kind) else kind))

@@ -12,24 +12,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Subset, default_collate
+from torch.utils.data import default_collate
 
+from penstock.indexing.equality import same
 from penstock.order.batches import BatchOrder, settled_at_start
 from penstock.order.permutations import Indices
 from penstock.plan import only_seeds
-from penstock.recipe.originals import READING, look_again, replaced_in_class
+from penstock.recipe.originals import look_again
 from penstock.settings import Settings
 from penstock.sources.hugging_face import refused
 from penstock.system.warn_user import warn_user
 from penstock.tables.collators import CollatedBatches, draws, is_known
-from penstock.tables.hugging_face import (
-    DatasetRows,
-    NotGathered,
-    alike,
-    is_dataset,
-    rows_of as rows_of_dataset,
-    state_of,
-)
+from penstock.tables.column import NotGathered
+from penstock.tables.hugging_face import DatasetRows, is_dataset, rows_of as rows_of_dataset, state_of
+from penstock.workers.indexed import below_subsets
 
 #: Batches behind one another that the collator makes, after which it makes all.
 _MOST_UNLIKE = 4
@@ -158,7 +154,7 @@ class RowsForCollator:
         if made is None:
             return expected
         seen.checked = True
-        equal = type(made) is type(expected) and alike(*(_plain(one) for one in (made, expected)))
+        equal = type(made) is type(expected) and same(_plain(made), _plain(expected))
         if not (equal and ours.same(_Generators(self._collate_fn))):
             seen.misses = _MOST_UNLIKE
             warn_user(
@@ -217,28 +213,18 @@ class _Generators:
         return all(one is two or (one is not None and two is not None and torch.equal(one, two)) for one, two in states)
 
 
-_OWN = frozenset({"__getitem__", "__getitems__"})
-
-
 def _base_of(dataset: Any) -> Any:
     """Return the Hugging Face dataset that a dataset is, or is a Subset of; None: it is another one."""
-    while type(dataset) is Subset:
-        if not _OWN.isdisjoint(vars(dataset)) or replaced_in_class(Subset, READING) is not None:
-            return None
-        dataset = dataset.dataset
-    return dataset if is_dataset(dataset) and _OWN.isdisjoint(vars(dataset)) else None
+    dataset, _ = below_subsets(dataset, [])
+    return dataset if is_dataset(dataset) and {"__getitem__", "__getitems__"}.isdisjoint(vars(dataset)) else None
 
 
 def _table_rows(dataset: Any, given: Any, rows: DatasetRows) -> Indices | None:
     """Return the rows of the table that some samples are; None: the package makes sense of what was asked for."""
     try:
-        while type(dataset) is Subset:
-            listed = given.tolist() if isinstance(given, np.ndarray) else given
-            dataset, given = dataset.dataset, [dataset.indices[number] for number in listed]
-        if not isinstance(given, np.ndarray):
-            if not set(map(type, given)) <= {int, np.int64}:
-                return None
-            given = np.array(given, dtype=np.int64)
-        return rows.rows(given)
+        base, given = below_subsets(dataset, given)
+        if base is None or not (isinstance(given, np.ndarray) or set(map(type, given)) <= {int, np.int64}):
+            return None
+        return rows.rows(np.asarray(given, dtype=np.int64))
     except Exception:  # of an index that is not there, which the package raises
         return None

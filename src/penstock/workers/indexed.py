@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
 import penstock._native as _native
+from penstock.indexing.equality import same
 from penstock.indexing.program import NotIndexing, place_of
 from penstock.recipe.originals import READING, replaced_in_class
 from penstock.recipe.steps import Refusal
@@ -25,15 +26,14 @@ from penstock.sources.source import native_of
 from penstock.sources.tree import is_foreign, source_of
 from penstock.system.deferred import deferred
 from penstock.system.warn_user import warn_user
-from penstock.tables import hugging_face
-from penstock.tables.hugging_face import CollatedColumns, collated_rows
+from penstock.tables.column import NotGathered
+from penstock.tables.hugging_face import collated_rows, is_dataset
 
 if TYPE_CHECKING:
     from penstock.indexing import batches
+    from penstock.indexing.batches import Reading
     from penstock.tables import collated
 
-    Reading = batches.Reading | CollatedColumns
-    """What makes the batches of a dataset."""
     Held = tuple[Reading, list[tuple[Any, tuple[Any, ...]]]] | None
     """What a pass reads from, and its arrays with their places; None: the dataset as it is at each batch."""
 else:
@@ -74,7 +74,7 @@ class IndexedDataset:
         try:
             kept = _reader_of_columns(dataset)
             read = batches.read(dataset, index) if kept is None else kept(dataset, index)
-        except (NotIndexing, hugging_face.NotGathered) as why:
+        except (NotIndexing, NotGathered) as why:
             self.refusal = str(why)
             return False
         except Exception as error:  # of an object of the user's
@@ -138,20 +138,20 @@ class IndexedDataset:
             return None
         self._samples += len(given)
         if (not self._checked or self._samples >= CHECKED) and (held is None or self._unchanged(read) is not None):
-            return self._check(made, given.tolist() if type(given) is np.ndarray else list(given))
+            return self._check(read, numbers, made, _listed(given))
         return made
 
-    def _check(self, made: Any, given: list[Any]) -> Any:
+    def _check(self, read: Reading, numbers: torch.Tensor, made: Any, given: list[Any]) -> Any:
         """Return the batch, once the class has made it, or one sample of it, as well; its own where they differ."""
         dataset: Any = self._dataset()
         if not self._checked:
             expected = torch_batch(dataset, given)
-            same = batches.same(made, expected)
+            equal = same(made, expected)
         else:
             expected, place = None, self._samples % len(given)
-            same = batches.same(batches.row_of(made, place), torch_batch(dataset, [given[place]]))
+            equal = same(read.batch(numbers[place : place + 1]), torch_batch(dataset, [given[place]]))
         self._checked, self._samples = True, 0
-        if same:
+        if equal:
             return made
         self._read, kind = None, type(dataset).__name__
         self.refusal = "its batches were other ones than those that were gathered"
@@ -183,7 +183,6 @@ class IndexedRows:
     def __init__(self, dataset: Any, *, frozen: bool) -> None:
         self._dataset, self._frozen = dataset, frozen
         self._held: dict[int, Held] = {}
-        self._direct = None if type(dataset) in (Subset, ConcatDataset) else known(dataset)
         self.ended = False
         """The class makes the batches from now on."""
 
@@ -195,14 +194,10 @@ class IndexedRows:
         if self._frozen:  # what has changed since the pass began is in its first batch
             self._frozen = False
             self._held = {id(base): known(base).held() for base in _bases(self._dataset) if known(base).read(0)}
-        if self._direct is not None:
-            made = self._direct.batch(given, self._held.get(id(self._dataset)))
-        else:
-            made = _gathered(self._dataset, given if isinstance(given, list) else given.tolist(), self._held)
+        made = _gathered(self._dataset, given, self._held)
         if made is None:
-            asked = given if isinstance(given, list) else given.tolist()
             self.ended = not all(known(base).gathers for base in _bases(self._dataset))
-            return torch_batch(self._dataset, asked)
+            return torch_batch(self._dataset, _listed(given))
         return made
 
 
@@ -251,9 +246,9 @@ def _may_be_read(dataset: Any) -> bool:
     return usual and is_foreign(dataset)
 
 
-def _reader_of_columns(dataset: Any) -> Callable[[Any, int], CollatedColumns] | None:
+def _reader_of_columns(dataset: Any) -> Callable[[Any, int], Reading] | None:
     """Return what gathers the batches of a dataset of columns; None: it is none."""
-    if hugging_face.is_dataset(dataset):
+    if is_dataset(dataset):
         return collated_rows
     return collated.collated_table if type(dataset).__module__ == "penstock.tables.table" else None
 
@@ -267,18 +262,30 @@ def _bases(dataset: Any) -> list[Any]:
     return [dataset]
 
 
-def _gathered(dataset: Any, given: list[Any], held: dict[int, Held]) -> Any:
-    """Return the batch of some samples; None: Python makes it."""
-    if type(dataset) is Subset:
+def _listed(given: Any) -> list[Any]:
+    return given if isinstance(given, list) else given.tolist()
+
+
+def below_subsets(dataset: Any, given: Any) -> tuple[Any, Any]:
+    """Return the dataset that a Subset is of, whatever lies between them, and its numbers of some samples.
+
+    (None, []): a Subset is not read as torch's class reads it, or raises its own error.
+    """
+    while type(dataset) is Subset:
         if not _OWN.isdisjoint(vars(dataset)) or replaced_in_class(Subset, READING) is not None:
-            return None
+            return None, []
         try:
-            chosen = [dataset.indices[number] for number in given]
-        except Exception:  # which torch's own code raises
-            return None
-        return _gathered(dataset.dataset, chosen, held)
+            dataset, given = dataset.dataset, [dataset.indices[number] for number in _listed(given)]
+        except Exception:
+            return None, []
+    return dataset, given
+
+
+def _gathered(dataset: Any, given: Any, held: dict[int, Held]) -> Any:
+    """Return the batch of some samples; None: Python makes it."""
+    dataset, given = below_subsets(dataset, given)
     if type(dataset) is ConcatDataset:
-        return _joined(dataset, given, held)
+        return _joined(dataset, _listed(given), held)
     found = _known.get(id(dataset))
     return None if found is None or found._dataset() is not dataset else found.batch(given, held.get(id(dataset)))
 

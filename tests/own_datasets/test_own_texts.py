@@ -1,16 +1,12 @@
-"""Datasets of sounds, texts, time series and graphs; and those indexed by a table: pandas, CSV, JSON and SQLite."""
+"""Datasets of texts, time series and graphs; and those indexed by a table: pandas, CSV and SQLite."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
-import itertools
-import json
 import random
 import re
 import sqlite3
-import struct
-import wave
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,89 +15,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 from torchvision import transforms as T
 
 from tests.data import Made
 from tests.own_datasets.conformance import assert_conforms, kinds, listed, optional
-
-soundfile = optional("soundfile")
-RATE = 8000
-
-
-@pytest.fixture(scope="module")
-def sounds(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Return the paths of 10 WAV files of different lengths."""
-    folder = tmp_path_factory.mktemp("sounds")
-    draw = np.random.default_rng(5)
-    for i in range(10):
-        with wave.open(str(folder / f"{i}.wav"), "wb") as file:
-            file.setnchannels(1)
-            file.setsampwidth(2)
-            file.setframerate(RATE)
-            file.writeframes(draw.integers(-9999, 9999, 300 + 37 * i, dtype=np.int16).tobytes())
-    return sorted(folder.iterdir())
-
-
-class Sounds(Dataset):
-    """The wave module, and a padding collate_fn."""
-
-    needs: tuple[str, ...] = ()
-
-    def __init__(self, paths: list[Path]) -> None:
-        self.paths = paths
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def samples(self, index: int) -> torch.Tensor:
-        with wave.open(str(self.paths[index]), "rb") as file:
-            frames = file.readframes(file.getnframes())
-        return torch.from_numpy(np.frombuffer(frames, dtype=np.int16).astype(np.float32) / 32768)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.samples(index), self.paths[index].stem
-
-    @staticmethod
-    def collate(batch: list[Any]) -> Any:
-        sounds, names = zip(*batch, strict=True)
-        return pad_sequence(list(sounds), batch_first=True), torch.tensor([len(sound) for sound in sounds]), names
-
-
-class Chunks(Sounds):
-    """A random second of each sound, with noise."""
-
-    collate: Any = None
-
-    def __getitem__(self, index: int) -> Any:
-        sound = self.samples(index)
-        start = random.randint(0, len(sound) - 256)
-        return (sound[start : start + 256] + 0.01 * torch.randn(256))[None]
-
-
-class Spectra(Sounds):
-    """torch.stft, and parts of it masked out."""
-
-    def __getitem__(self, index: int) -> Any:
-        spectrum = torch.stft(self.samples(index), 64, 32, window=torch.hann_window(64), return_complex=True).abs()
-        begin = int(torch.randint(spectrum.shape[0] - 4, (1,)))
-        spectrum[begin : begin + 4] = 0
-        rounded = (spectrum * 100).round()  # the last bits depend on the number of threads
-        return rounded.t(), self.paths[index].name
-
-
-class SoundFile(Sounds):
-    needs = ("soundfile",)
-
-    def __getitem__(self, index: int) -> Any:
-        samples, rate = soundfile.read(self.paths[index], dtype="float32", frames=300)
-        return torch.from_numpy(samples), f"{rate}"
-
-
-@kinds(Sounds, Chunks, Spectra, SoundFile)
-def test_sounds(kind: Any, sounds: list[Path]) -> None:
-    assert_conforms(kind(sounds), collate_fn=kind.collate)
 
 
 class Texts(Dataset):
@@ -132,15 +50,6 @@ class Masked(Texts):
         return ids.masked_fill(chosen, 103), torch.where(chosen, ids, -100), random.choice(self.texts)
 
 
-TOKENS = np.arange(600, dtype=np.uint16)
-
-
-def tokens(index: int) -> Any:
-    """Return blocks of an array of tokens, as nanoGPT reads them."""
-    x = torch.from_numpy(TOKENS[index * 32 : index * 32 + 32].astype(np.int64))
-    return x, torch.from_numpy(TOKENS[index * 32 + 1 : index * 32 + 33].astype(np.int64))
-
-
 class Windows(Dataset):
     """Sliding windows of a time series, normalised by their own mean."""
 
@@ -158,14 +67,10 @@ class Windows(Dataset):
         raise AssertionError("a map-style dataset is indexed")
 
 
-#: Records of a fixed length.
-BINARY = b"".join(struct.pack("<if4s", i, i / 2, b"%04d" % i) for i in range(12))
 SEQUENCES: dict[str, tuple[Callable[[], Any], int | None]] = {
     "masked": (Masked, 7),
     "texts": (Texts, None),
     "windows": (Windows, None),
-    "tokens": (lambda: Made(tokens, 18), None),
-    "binary": (lambda: Made(lambda i: struct.unpack_from("<if4s", BINARY, 12 * i), 12), None),
 }
 
 
@@ -196,14 +101,8 @@ def graph(index: int) -> Any:
     return Graph(torch.rand(nodes, 3), torch.randint(nodes, (2, index)), y=torch.tensor([index]))
 
 
-def cloud(index: int) -> Any:
-    points = np.random.rand(3 + index, 3).astype(np.float32)
-    return points[np.argsort(points[:, 0])], np.random.choice(10, 2, replace=False)
-
-
-@pytest.mark.parametrize(("make", "collate"), [(graph, Graph.batch), (cloud, listed)])
-def test_graphs_and_clouds(make: Any, collate: Any) -> None:
-    assert_conforms(Made(make, 12), collate_fn=collate)
+def test_graphs() -> None:
+    assert_conforms(Made(graph, 12), collate_fn=Graph.batch)
 
 
 pandas = optional("pandas")
@@ -232,22 +131,6 @@ def csv_rows(table: Path) -> Made:
     return Made(read, len(rows))
 
 
-def json_lines(table: Path) -> Made:
-    """Find lines by their offsets in a file that each sample opens."""
-    path = table.with_suffix(".jsonl")
-    lines = [json.dumps({"text": f"line {i} é", "ids": list(range(i % 4))}) + "\n" for i in range(12)]
-    path.write_text("".join(lines))
-    offsets = [0, *itertools.accumulate(map(len, path.read_bytes().splitlines(keepends=True)))]
-
-    def read(index: int) -> Any:
-        with open(path, "rb") as file:
-            file.seek(offsets[index])
-            found = json.loads(file.readline())
-        return found["text"], torch.tensor((found["ids"] + [0, 0, 0])[:3]), len(found["ids"])
-
-    return Made(read, 12)
-
-
 def database(table: Path) -> Made:
     """Read SQLite, with a connection for each process and thread that reads."""
     path = table.with_suffix(".db")
@@ -264,7 +147,7 @@ def database(table: Path) -> Made:
     return Made(read, 12)
 
 
-@pytest.mark.parametrize(("make", "seed"), [(csv_rows, 7), (json_lines, None), (database, None)])
+@pytest.mark.parametrize(("make", "seed"), [(csv_rows, 7), (database, None)])
 def test_tables(make: Any, seed: int | None, table: Path) -> None:
     assert_conforms(make(table), seed=seed)
 
@@ -285,27 +168,7 @@ class Frame(Dataset):
         return TRANSFORM(Image.open(row["path"]).convert("RGB")), self.frame.iloc[index, 1], row.score
 
 
-class Columns(Frame):
-    def __getitem__(self, index: int) -> Any:
-        numbers = self.frame[["label", "score"]].to_numpy(dtype=np.float32)[index]
-        return numbers, self.frame["path"].values[index], self.frame.loc[index, "label"]
-
-
-class Groups(Frame):
-    """A sample is a group of rows, of any number."""
-
-    def __init__(self, table: Path) -> None:
-        super().__init__(table)
-        self.groups = dict(list(self.frame.groupby("label")))
-
-    def __len__(self) -> int:
-        return len(self.groups)
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.tensor(self.groups[index]["score"].tolist()[: 2 + index]), index
-
-
-@kinds(Frame, Columns)
+@kinds(Frame)
 def test_frames(kind: Any, table: Path) -> None:
     assert_conforms(kind(table))
 
@@ -315,6 +178,6 @@ class RowsThemselves(Frame):
         return self.frame.iloc[index], self.frame.iloc[[index]]
 
 
-@kinds(Groups, RowsThemselves)
+@kinds(RowsThemselves)
 def test_rows_as_samples(kind: Any, table: Path) -> None:
     assert_conforms(kind(table), collate_fn=listed, seed=None)
