@@ -320,7 +320,8 @@ def light_case_of(seed: int, kind: str | None = None) -> Case:
         word in text for word in (*_OF_NO_THREAD, *_OF_ONE_THREAD, *_OF_SAMPLES, *_OF_NO_WORKER, *_DRAWS, *_SEEDS)
     )
     workers = [] if alone else ["num_workers=2", "worker_method='thread'"]
-    workers += ["persistent_workers=True"] * (bool(workers) and case.loop == "told")
+    if workers and case.loop == "told" and not re.search("shuffle=True|Random", str(options)):
+        workers.append("persistent_workers=True")  # workers that persist draw fewer base seeds than torch's passes here
     own = (*workers, *(o for o in case.own if o.startswith("seed=")))
     if case.loop == "changed":
         case = replace(
