@@ -80,6 +80,9 @@ OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", [name for name in OPTIONS if "single" not in name])
 def test_options_of_native_plans(name: str, executor: Executor) -> None:
     assert_as_torch(rows(23), executor, OPTIONS[name], passes=2)
+    if name == "shuffled":
+        for size in (1, 2, 5000):
+            assert_as_torch(rows(size), executor, OPTIONS[name], passes=2)
 
 
 @executors("caller", "caller, torch's", "caller, fed", "threads, caller", "threads, 1", "threads, 2", "threads, 5")

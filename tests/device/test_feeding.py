@@ -397,6 +397,8 @@ def test_loaders_bring_batches_to_their_device(late: list[LateStream], dataset: 
     assert_same(next(iterator), next(iter(plain)))
     assert len(iterator) == len(plain)
     assert_same(list(loader), list(plain))
+    if options.get("persistent_workers"):
+        assert list(iterator) == []  # the next pass has taken its workers over
     assert len(late) == 4
     del iterator
 

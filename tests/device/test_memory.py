@@ -115,7 +115,7 @@ def test_the_size_is_exact_and_found_in_few_tries(
     found = find_batch_size(device.step, torch.zeros(samples), start=start, most=most)
     assert found == min(limit, top) and found in device.tried
     assert most is None or max(device.tried) <= most
-    first = start or min(samples, top)
+    first = start or min(samples, most or samples)
     # Doubling up, or halving down, then bisecting; one more try of the first that fits.
     away = abs(math.log2(found / first)) + 1
     assert len(device.tried) <= away + math.log2(limit) + 3

@@ -65,8 +65,6 @@ class Rows:
 
     def take(self, index: torch.Tensor) -> torch.Tensor:
         """Return the rows at these positions, in memory of their own: shape (positions, *shape)."""
-        if self.row_bytes == 0:
-            return torch.empty((len(index), *self.shape), dtype=self.dtype, device=self.words.device)
         return self.words.index_select(0, index).view(self.dtype).view(len(index), *self.shape)
 
 
