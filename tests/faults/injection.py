@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,28 @@ def run(work: Callable[[], Any], inject: str, paths: Iterable[object] = ()) -> i
     """
     options = ["-o", "/dev/null", "-e", f"trace={inject.partition(':')[0]}", "-e", f"inject={inject}"]
     return traced(work, options + [option for path in paths for option in ("-P", str(path))])
+
+
+def each_fault(
+    work: Callable[[], Any],
+    inject: str,
+    ended: int,
+    paths: Iterable[object] = (),
+    step: Callable[[int], int] = lambda number: number + 1,
+) -> Iterator[int]:
+    """Yield the number of a call each time that a fault in it has ended some work; the work without one ends well.
+
+    Args:
+        work, paths: as of `run`.
+        inject: without `when=`.
+        ended: how a fault ends the work.
+        step: returns the number of the next call.
+    """
+    number, paths = 1, list(paths)
+    while (found := run(work, f"{inject}:when={number}", paths)) == ended:
+        yield number
+        number = step(number)
+    assert found == 0
 
 
 def traced(work: Callable[[], Any], options: list[str]) -> int:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,17 +49,15 @@ def test_without_a_sanitizer(full: bool, cases: Callable[[int], None]) -> None:
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("sanitizer", ["thread", "address"])
-def test_sanitizers(sanitizer: str, full: bool, cases: Callable[[int], None]) -> None:
-    if not full:
-        pytest.skip("make faults runs this case")
+def test_sanitizers(sanitizer: str, only_full: Any, cases: Callable[[int], None]) -> None:
+    only_full()
     arguments = ("-m", "tests.faults.native_stress", f"--seconds={SECONDS}", "--seed=19")
     cases(loaders_in(sanitized.run(sanitizer, *arguments)))
 
 
 @pytest.mark.timeout(1800)
-def test_valgrind(full: bool, cases: Callable[[int], None], tmp_path: Path) -> None:
-    if not full:
-        pytest.skip("make faults runs this case")
+def test_valgrind(only_full: Any, cases: Callable[[int], None], tmp_path: Path) -> None:
+    only_full()
     if shutil.which("valgrind") is None:
         pytest.skip("valgrind is not installed")
     log = tmp_path / "log"

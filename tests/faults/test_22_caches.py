@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -96,13 +97,13 @@ def check(cache: Cache, home: Path) -> None:
 def test_killed_at_every_write(kind: str, cache: Cache, tmp_path: Path, full: bool, cases: Cases) -> None:
     killed = 0
     for call in CALLS[kind] if full else CALLS[kind][-1:]:
-        home, number = tmp_path / call, 1
-        while (ended := injection.run(partial(cache.read, home), f"{call}:signal=SIGKILL:when={number}")) == -9:
+        home, before = tmp_path / call, killed
+        step = (lambda number: number + 1) if full else (lambda number: 3 * number + 1)
+        for _ in injection.each_fault(partial(cache.read, home), f"{call}:signal=SIGKILL", -9, step=step):
             check(cache, home)
             shutil.rmtree(home)
-            killed, number = killed + 1, number + 1 if full else 3 * number + 1
-        assert ended == 0
-        assert killed
+            killed += 1
+        assert killed > before
     cases(killed)
 
 
@@ -186,10 +187,9 @@ def mount_small(folder: Path) -> bool:
 
 
 @pytest.mark.parametrize("pages", range(12))
-def test_a_full_disk(pages: int, cache: Cache, tmp_path: Path, full: bool) -> None:
+def test_a_full_disk(pages: int, cache: Cache, tmp_path: Path, only_full: Any) -> None:
     """Full before the cache is opened, while it is made, or behind its first samples: a page more each time."""
-    if not full and pages % 4:
-        pytest.skip("make faults runs this case")
+    only_full(pages % 4)
     disk = tmp_path / "disk"
     disk.mkdir()
 

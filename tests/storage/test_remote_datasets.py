@@ -133,14 +133,14 @@ def test_an_epoch_is_that_of_the_folder(server: ObjectServer, packed: Path, far:
     options, transform = READERS[who], transform_of(who)
     limit = limit_of(packed)
     dataset = far(transform, cache_limit=limit)
-    cache, begin = dataset.files.cache, dataset.files.cache.begin
+    cache, opened = dataset.files.cache, dataset.files.cache.open
 
     def looked(*arguments: Any, **given: Any) -> Any:
-        found = begin(*arguments, **given)
+        found = opened(*arguments, **given)
         assert cache.held_bytes() <= limit
         return found
 
-    cache.begin = looked
+    cache.open = looked
     over = loader(dataset, batch_size=8, **options)
     for words in ("native   read", "window of 3 shards") if transform is None else ("because  ",):
         assert words in over.explain()
