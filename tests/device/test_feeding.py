@@ -28,7 +28,6 @@ from tests.accelerator import DEVICE, LateStream, PromptStream, replaced_by_late
 from tests.data import Made
 from tests.forking import assert_in_child
 from tests.same import assert_same
-from tests.values import taken
 from tests.waiting import wait_until
 
 
@@ -315,13 +314,6 @@ def test_what_prefetch_is_given_replaces_what_a_feed_says() -> None:
         prefetch([], feed, depth=0)
 
 
-def test_without_an_accelerator_cuda_is_the_cpu_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    with pytest.warns(UserWarning, match="no cuda device is available, so that batches stay on the CPU"):
-        (batch,) = prefetch([torch.ones(2)], "cuda:3")
-    assert batch.is_cpu
-
-
 @pytest.mark.parametrize(("rank", "index"), [(None, 1), ("3", 3), ("9", 1), ("x", 1)])
 def test_cuda_is_the_ranks_own(monkeypatch: pytest.MonkeyPatch, rank: str | None, index: int) -> None:
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
@@ -369,13 +361,6 @@ def test_what_makes_no_sense_is_refused(make: Any, message: str) -> None:
         prefetch(not_iterable, "cpu")
 
 
-def square(index: int) -> Any:
-    if index == 13:
-        raise ValueError("thirteen")
-    return torch.full((2,), float(index * index)), index
-
-
-SQUARES = Made(square, 20)
 WORKERS: tuple[dict[str, Any], ...] = (
     {"num_workers": 0},
     {"num_workers": 2},
@@ -384,7 +369,7 @@ WORKERS: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize("dataset", [DATA, torch.utils.data.Subset(SQUARES, range(12))], ids=["native", "python"])
+@pytest.mark.parametrize("dataset", [DATA, Made(lambda index: torch.full((2,), index), 12)], ids=["native", "python"])
 @pytest.mark.parametrize("options", WORKERS, ids=["0", "2", "default", "persistent"])
 @pytest.mark.parametrize("method", [None, "thread"])
 def test_loaders_bring_batches_to_their_device(late: list[LateStream], dataset: Any, options: Any, method: Any) -> None:
@@ -440,16 +425,6 @@ def test_batches_of_native_threads_are_sent_depth_ahead(late: list[LateStream], 
         wait_until(batches.sender._source.at_hand)
         assert batches.sender.ahead() <= depth
     assert len(list(batches)) == 5 and not feeds()
-
-
-def test_an_error_of_a_sample_is_raised_at_its_batch(late: list[LateStream]) -> None:
-    loader = penstock.DataLoader(SQUARES, batch_size=4, num_workers=2, worker_method="thread", device="cuda")
-    iterator = iter(loader)
-    taken(iterator, 3)
-    with pytest.raises(ValueError, match="thirteen"):
-        next(iterator)
-    assert [labels.tolist() for _, labels in iterator] == [[16, 17, 18, 19]]
-    assert len(taken(iter(loader), 3)) == 3
 
 
 def test_a_forked_child_is_told(late: list[LateStream]) -> None:

@@ -38,11 +38,6 @@ def read_tensors(folder: Path) -> list[Any]:
     return list(penstock.DataLoader(penstock.TensorFolder(folder), batch_size=5))
 
 
-def read_alike(folder: Path) -> list[Any]:
-    """Read tensors with one header: their size is that of the first."""
-    return list(penstock.DataLoader(penstock.TensorFolder(folder), batch_size=5, num_workers=2))
-
-
 def packed_photos(folder: Path) -> Read:
     photos = penstock.ImageFolder(write_photos(folder.parent / "photos"), transform=_array)
     penstock.pack(photos, folder, shard_size=30_000)

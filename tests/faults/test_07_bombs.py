@@ -1,4 +1,4 @@
-"""Row 7: a 60,000 x 60,000 PNG of a few KB, a JPEG with a false header, a zip of 1000:1, records of 2^62 bytes.
+"""Row 7: a 60,000 x 60,000 PNG of a few KB, JPEGs and GIFs with false headers, records of 2^62 bytes.
 
 Each is refused before memory is allocated for it, within a second and with less than 64 MB more memory.
 """
@@ -133,17 +133,6 @@ def pt_of(size: int) -> bytes:
                 number = size.to_bytes((size.bit_length() + 8) // 8, "little")
                 data = data.replace(b"J\x67\x45\x23\x01", b"\x8a" + bytes([len(number)]) + number)
             archive.writestr(name, data[:64] if name.endswith("data/0") else data)
-    return made.getvalue()
-
-
-def zipped(ratio: int) -> bytes:
-    """Return a .pt file of zeros whose records are compressed."""
-    file = io.BytesIO()
-    torch.save(torch.zeros(64 << 20), file)
-    made = io.BytesIO()
-    with zipfile.ZipFile(file) as archive, zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as out:
-        for name in archive.namelist():
-            out.writestr(name, archive.read(name))
     return made.getvalue()
 
 

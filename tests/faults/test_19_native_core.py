@@ -22,11 +22,6 @@ from tests.faults import sanitized
 
 #: Of the full form, for each sanitizer; each core takes two to three minutes to build.
 SECONDS = 150
-_RUN = """
-import sys
-from tests.faults.native_stress import main
-sys.exit(main(sys.argv[1:]))
-"""
 
 
 def loaders_in(out: str) -> int:
@@ -42,7 +37,7 @@ def is_ours(report: str) -> bool:
 
 
 def test_without_a_sanitizer(full: bool, cases: Callable[[int], None]) -> None:
-    done = python_processes.run(_RUN, f"--seconds={20 if full else 2.5}", "--seed=19")
+    done = python_processes.run_main("tests.faults.native_stress", f"--seconds={20 if full else 2.5}", "--seed=19")
     assert done.returncode == 0, (done.returncode, done.stdout, done.stderr)
     cases(loaders_in(done.stdout))
 

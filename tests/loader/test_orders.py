@@ -17,33 +17,26 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader as TorchDataLoader, DistributedSampler, Subset, TensorDataset
 
 import penstock
+from tests.carriers_under_test import EXECUTORS, Executor, executors
 from tests.commands import assert_equal_ledgers
 from tests.values import flat, loaded, resumed, stopped, taken
 
 SIZE = 22
 PYTHON: Any = range(SIZE)
 NATIVE = TensorDataset(torch.arange(SIZE))
-THREAD = {"worker_method": "thread", "num_workers": 2}
-WORKERS: dict[str, Any] = {
-    "native": (NATIVE, {}),
-    "native, workers": (NATIVE, {"num_workers": 2}),
-    "native, persistent": (NATIVE, {"num_workers": 2, "persistent_workers": True}),
-    "inline": (PYTHON, {}),
-    "thread": (PYTHON, THREAD),
-    "thread, persistent": (PYTHON, {**THREAD, "persistent_workers": True}),
-    "process": (PYTHON, {"num_workers": 1}),
-    "process, persistent": (PYTHON, {"num_workers": 1, "persistent_workers": True}),
-}
-ALL = pytest.mark.parametrize("workers", WORKERS)
+ALL = executors(
+    "native, default", "native, 2", "native, persistent", "caller, default", "threads, 2", "threads, persistent",
+    "processes, 1", "processes, persistent",
+)  # fmt: skip
 
 
-def make(workers: str, **options: Any) -> Any:
-    dataset, own = WORKERS[workers]
-    return penstock.DataLoader(dataset, 4, shuffle=True, seed=7, **own, **options)
+def make(executor: Executor = EXECUTORS["native, default"], **options: Any) -> Any:
+    dataset = NATIVE if executor.native else PYTHON
+    return penstock.DataLoader(dataset, 4, shuffle=True, seed=7, **executor.options, **options)
 
 
 def epochs() -> list[list[int]]:
-    loader = make("native")
+    loader = make()
     return [flat(loader) for _ in range(5)]
 
 
@@ -55,8 +48,8 @@ def begun(loader: Any, set_epoch: Any, epoch: int) -> list[int]:
 
 
 @ALL
-def test_a_pass_follows_until_its_first_batch(workers: str) -> None:
-    whole, loader = epochs(), make(workers)
+def test_a_pass_follows_until_its_first_batch(executor: Executor) -> None:
+    whole, loader = epochs(), make(executor)
     batches = iter(loader)
     loader.set_epoch(3)
     loader.sampler.set_epoch(2)  # as Lightning calls it
@@ -71,8 +64,8 @@ def test_a_pass_follows_until_its_first_batch(workers: str) -> None:
 
 
 @ALL
-def test_a_pass_that_nobody_goes_on_with_takes_no_epoch(workers: str) -> None:
-    whole, loader = epochs(), make(workers)
+def test_a_pass_that_nobody_goes_on_with_takes_no_epoch(executor: Executor) -> None:
+    whole, loader = epochs(), make(executor)
     unused = iter(loader)
     loader.set_epoch(1)
     assert [flat(loader), flat(loader)] == whole[1:3]
@@ -81,35 +74,35 @@ def test_a_pass_that_nobody_goes_on_with_takes_no_epoch(workers: str) -> None:
 
 
 @ALL
-def test_a_resumed_pass_follows_too(workers: str) -> None:
+def test_a_resumed_pass_follows_too(executor: Executor) -> None:
     whole = epochs()
-    _, state, _ = stopped(make(workers), 2)
+    _, state, _ = stopped(make(executor), 2)
     for epoch, wanted in ((0, whole[0][8:]), (1, whole[1])):
-        again = loaded(make(workers), state)
+        again = loaded(make(executor), state)
         assert begun(again, again.set_epoch, epoch) == wanted and flat(again) == whole[epoch + 1]
 
 
 @ALL
-def test_a_distributed_sampler_follows(workers: str) -> None:
-    dataset, own = WORKERS[workers]
+def test_a_distributed_sampler_follows(executor: Executor) -> None:
+    dataset = NATIVE if executor.native else PYTHON
     sampler: Any = DistributedSampler(dataset, 1, 0)
     sampler.set_epoch(2)
     wanted = flat(TorchDataLoader(dataset, 4, sampler=sampler))
     sampler.set_epoch(0)
-    loader: Any = penstock.DataLoader(dataset, 4, sampler=sampler, **own)
+    loader: Any = penstock.DataLoader(dataset, 4, sampler=sampler, **executor.options)
     assert begun(loader, loader.set_epoch, 2) == wanted
     # Without workers torch's loader calls the sampler with the first batch, and follows the sampler's own set_epoch.
-    if not own:
+    if "num_workers" not in executor.options:
         sampler.set_epoch(0)
         assert begun(loader, sampler.set_epoch, 2) == wanted
 
 
 def test_the_ledger_says_which_epoch_came(tmp_path: Path) -> None:
     one, two = (str(tmp_path / name) for name in ("one", "two"))
-    loader = make("native, workers", ledger=one)
+    loader = make(EXECUTORS["native, 2"], ledger=one)
     loader.set_epoch(2)
     flat(loader)
-    loader = make("native, workers", ledger=two)
+    loader = make(EXECUTORS["native, 2"], ledger=two)
     begun(loader, loader.set_epoch, 2)
     assert_equal_ledgers(one, two)
 

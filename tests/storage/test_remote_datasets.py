@@ -18,7 +18,6 @@ from torch.utils.data import ConcatDataset, Subset
 from torchvision.transforms import v2
 
 import penstock
-from penstock.errors import MissingObject, StorageError
 from tests.data import photo_files
 from tests.forking import assert_in_child
 from tests.object_server import ObjectServer
@@ -260,7 +259,7 @@ def test_a_pass_that_ends_by_an_error_lets_its_shards_go(server: ObjectServer, p
     """Its thread, which is not to be left, held them as long as the program ran."""
     name = sorted(path.name for path in packed.glob("*.tar"))[4]
     server.objects[name] = server.objects[name][::-1]
-    with pytest.raises(StorageError, match="damaged or replaced"):
+    with pytest.raises(penstock.StorageError, match="damaged or replaced"):
         list(loader(far(), shuffle=False))
 
 
@@ -316,7 +315,7 @@ except KeyboardInterrupt:
 def test_what_is_wrong_is_said_at_the_opening(server: ObjectServer, far: Any, tmp_path: Path) -> None:
     small = r"does not hold a window of 8 shards and the next one.*lower window"
     wrong: list[tuple[str, dict[str, Any], Any, str]] = [
-        ("/nothing", {}, MissingObject, r"nothing/dataset.json: the object does not exist"),
+        ("/nothing", {}, penstock.MissingObject, r"nothing/dataset.json: the object does not exist"),
         ("", {"cache_limit": 300_000}, penstock.InvalidOption, small),
         *(
             ("", options, penstock.InvalidOption, next(iter(options)))
@@ -327,7 +326,7 @@ def test_what_is_wrong_is_said_at_the_opening(server: ObjectServer, far: Any, tm
         with pytest.raises(error, match=words):
             penstock.Shards(server.url + folder, cache_folder=tmp_path / "cache", **options)
     server.objects["data.index.npy"] += b"x"
-    with pytest.raises(StorageError, match=r"bytes, and dataset.json says"):
+    with pytest.raises(penstock.StorageError, match=r"bytes, and dataset.json says"):
         far()
 
 
