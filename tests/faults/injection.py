@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.forking import begin_in_child, end_of
 
 
 def _traced_by() -> int:
@@ -71,19 +71,12 @@ def traced(work: Callable[[], Any], options: list[str]) -> int:
     strace = shutil.which("strace")
     if strace is None:
         pytest.skip("strace is not installed")
-    child = os.fork()
-    if not child:
-        ended = 1
-        try:
-            _trace_this_process(strace, options)
-            work()
-            ended = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(ended)
-    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    def follow() -> None:
+        _trace_this_process(strace, options)
+        work()
+
+    ended = end_of(begin_in_child(follow, seconds=0))
     if ended == 77:
         pytest.skip("strace may not attach to a process")
     return ended

@@ -6,12 +6,10 @@ Each is refused before memory is allocated for it, within a second and with less
 from __future__ import annotations
 
 import io
-import json
 import os
 import resource
 import struct
 import time
-import traceback
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -27,38 +25,28 @@ from torchvision import transforms
 
 import penstock
 from tests.data import write_tensors
+from tests.forking import assert_in_child
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 LIMIT_SECONDS, LIMIT_BYTES = 1.0, 64 << 20
 
 
+ERRORS = (penstock.PenstockError, OSError, RuntimeError, ValueError, Image.DecompressionBombError)
+
+
 def refused(work: Callable[[], Any]) -> None:
     """Assert that some work raises an error in good time and little memory, in a child of its own."""
-    read, write = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            begun, found = time.monotonic(), "nothing was raised"
-            try:
-                work()
-            except (penstock.PenstockError, OSError, RuntimeError, ValueError, Image.DecompressionBombError) as error:
-                found = "" if not isinstance(error, MemoryError) else repr(error)
-            seconds = time.monotonic() - begun
-            grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-            os.write(write, json.dumps([found, seconds, grown]).encode())
-        except BaseException:
-            os.write(write, json.dumps([traceback.format_exc(), 0, 0]).encode())
-        finally:
-            os._exit(0)
-    os.close(write)
-    with os.fdopen(read, "rb") as file:
-        text = file.read()
-    ended = os.waitpid(child, 0)[1]
-    assert text, f"the process ended with {os.waitstatus_to_exitcode(ended)}"
-    found, seconds, grown = json.loads(text)
-    assert not found, found
-    assert seconds < LIMIT_SECONDS and grown < LIMIT_BYTES, (seconds, grown)
+
+    def check() -> None:
+        before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+        with pytest.raises(ERRORS) as raised:
+            work()
+        seconds = time.monotonic() - begun
+        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+        assert not isinstance(raised.value, MemoryError)
+        assert seconds < LIMIT_SECONDS and grown < LIMIT_BYTES, (seconds, grown)
+
+    assert_in_child(check)
 
 
 def big_png() -> bytes:

@@ -24,7 +24,7 @@ import pytest
 from tests.faults import caches, injection, power_loss
 from tests.faults.caches import Cache
 from tests.faults.conftest import Count
-from tests.forking import assert_ended_well, assert_in_child, begin_in_child
+from tests.forking import assert_ended_well, assert_in_child, begin_in_child, end_of
 from tests.packing.packed import flip_bit
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -212,7 +212,7 @@ def test_a_full_disk(pages: int, cache: Cache, tmp_path: Path, only_full: Any) -
         (disk / "filler").unlink()
         check(cache, disk / "home")
 
-    ended = os.waitstatus_to_exitcode(os.waitpid(begin_in_child(read), 0)[1])
+    ended = end_of(begin_in_child(read))
     if ended == 77:
         pytest.skip("a small file system takes a mount")
     assert ended == 0
