@@ -160,6 +160,16 @@ def test_files_of_others_in_the_cache_folder_stay(far: Any, near: Any, packed: P
     assert {"notes.txt", "x.shard"} < set(os.listdir(tmp_path / "cache"))
 
 
+def test_a_shard_that_is_finished_between_two_looks_is_not_fetched_again(far: Any, tmp_path: Path) -> None:
+    files = far().files
+    files.download(0).run(beyond=False).close()
+    hold, looks = files.cache.hold, [None]  # the first look comes too early
+    files.cache.hold = lambda shard: looks.pop() if looks else hold(shard)
+    held, part = files.cache.open(files.cached[0], beyond=False)
+    assert held is not None and part is None and not list((tmp_path / "cache").glob("*.part"))
+    held.close()
+
+
 def test_a_full_disk_is_said_with_what_is_missing(far: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
