@@ -184,6 +184,11 @@ def run(source: str, *arguments: Any, **given: Any) -> Ended:
         return Ended(program.wait(), out, error)
 
 
+def run_main(module: str, *arguments: Any, **given: Any) -> Ended:
+    """Run the function `main` of a module, which takes the arguments, to its end; what is given: as Program has it."""
+    return run(f"import sys; from {module} import main; sys.exit(main(sys.argv[1:]))", *arguments, **given)
+
+
 _FILE = """
 import pathlib, runpy, sys
 del sys.argv[0]

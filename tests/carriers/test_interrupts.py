@@ -24,6 +24,7 @@ from penstock.passes.iterator import Pass
 from penstock.passes.values import PassInput, PassResources
 from penstock.plan import NativePlan, plan
 from penstock.recipe.patches import this_thread
+from tests.accelerator import PromptStream
 from tests.data import Made
 from tests.same import outcomes
 
@@ -140,7 +141,8 @@ def gathered() -> Pass:
     held = hold(plan_of_rows, torch.device("cpu"))
     assert isinstance(held, ResidentPlan)
     resources = PassResources(1, None, Buffers(pinned=False, keep=1))
-    return Pass(ResidentCarrier(held, resources), PassInput(with_sample_numbers(iter(rows), 0, batched=True), 4, 7, 0))
+    carrier = ResidentCarrier(held, resources, PromptStream(), penstock.Feed("cpu"))
+    return Pass(carrier, PassInput(with_sample_numbers(iter(rows), 0, batched=True), 4, 7, 0))
 
 
 PASSES: dict[str, tuple[Callable[[], Any], int]] = {

@@ -11,10 +11,11 @@ import torch
 import torch.utils.data as tud
 
 import penstock
-from tests.carriers_under_test import Executor, executors
+from tests.carriers_under_test import PYTHON, Executor, executors
 from tests.data import Made, Stream, Whole, rows
 from tests.same import assert_passes, assert_same, assert_same_outcome
 from tests.samples import SAMPLES, image
+from tests.values import resumed
 
 
 def assert_as_torch(dataset: Any, executor: Executor, make_options: Any = dict, passes: int = 1) -> None:
@@ -80,6 +81,9 @@ OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", [name for name in OPTIONS if "single" not in name])
 def test_options_of_native_plans(name: str, executor: Executor) -> None:
     assert_as_torch(rows(23), executor, OPTIONS[name], passes=2)
+    if name == "shuffled":
+        for size in (1, 2, 5000):
+            assert_as_torch(rows(size), executor, OPTIONS[name], passes=2)
 
 
 @executors("caller", "caller, torch's", "caller, fed", "threads, caller", "threads, 1", "threads, 2", "threads, 5")
@@ -119,3 +123,54 @@ def test_iterable_datasets(options: dict[str, Any], executor: Executor) -> None:
         wanted = list(tud.DataLoader(dataset, **options, num_workers=executor.options["num_workers"]))
         loader = penstock.DataLoader(dataset, **options, **executor.options)
         assert_passes(loader, wanted)
+
+
+class Unbounded(tud.Dataset[Any]):
+    """Samples of any index, as of a stream of cuts; a list of samples that is not all of them."""
+
+    samples = (("a.wav", 0), ("b.wav", 1))
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([index, 2 * index])
+
+
+class Refusing(Unbounded):
+    def __len__(self) -> int:
+        raise NotImplementedError("the number of samples is not known")
+
+
+class Broken(Unbounded):
+    def __len__(self) -> int:
+        raise TypeError("no length")
+
+
+BATCHES = [[5, 3], [9, 1, 7], [2]]
+
+
+@executors(*(name for name in PYTHON if name != "processes, out of order"))
+@pytest.mark.parametrize("kind", [Unbounded, Refusing, Broken])
+def test_map_style_datasets_without_a_length(kind: Any, executor: Executor) -> None:
+    """They are read by their sampler, and a stopped epoch goes on."""
+    for chosen in ({"batch_sampler": BATCHES}, {"sampler": [5, 3, 9, 1, 7, 2]}):
+        first, second = (penstock.DataLoader(kind(), **chosen, **executor.options) for _ in range(2))
+        expected = list(tud.DataLoader(kind(), **chosen))
+        before, after = resumed(first, second, 1)
+        assert_same([*before, *after], expected)
+        assert second.state_dict()["data"] == {} and second.explain()
+
+
+def test_states_of_datasets_with_and_without_a_length() -> None:
+    class Sized(Unbounded):
+        def __len__(self) -> int:
+            return 10
+
+    sized, loader = (penstock.DataLoader(kind(), batch_sampler=BATCHES) for kind in (Sized, Unbounded))
+    next(iter(sized))
+    loader.load_state_dict(sized.state_dict())
+    assert_same(list(loader), list(tud.DataLoader(Unbounded(), batch_sampler=BATCHES))[1:])
+    sized.load_state_dict(loader.state_dict())
+    parts = [tud.Subset(Refusing(), chosen) for chosen in ([1, 2], [1, 2], [2, 1])]
+    states = [penstock.DataLoader(part).state_dict()["data"] for part in parts]
+    assert states[0] == states[1] != states[2] and states[0]["size"] == 2
+    with pytest.raises(penstock.InvalidOption, match="needs a dataset with a length: Refusing has none"):
+        penstock.DataLoader(Refusing(), sampler=[1], on_error="replace")

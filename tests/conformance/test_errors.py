@@ -1,20 +1,26 @@
-"""Errors of a user's dataset: of torch's type and arguments, they say at which sample; the pass goes on behind them."""
+"""Errors of a user's dataset: of torch's type and arguments, they say at which sample; the pass goes on behind them.
+
+A StopIteration of a user's function is an error, as in Python's generators; torch's loader ends the epoch there.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.utils.data
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import ToTensor
 
 import penstock
-from tests.carriers_under_test import Executor, executors
-from tests.data import Made, Numbers, Whole, rows
+from tests.carriers_under_test import PYTHON, Executor, executors
+from tests.data import Made, Numbers, Stream, Whole, photo_files, rows
 from tests.same import outcomes
-from tests.values import listed, taken
+from tests.values import flat, listed, taken
 
 IN_CALLER = ("caller", "caller, default", "caller, torch's", "caller, seed", "caller, fed", "threads, caller")
 EVERY = executors(*IN_CALLER, "threads, 2", "processes, 1", "processes, 1, seed")
@@ -131,6 +137,61 @@ def test_a_loader_goes_on_behind_an_error_and_notes_no_error_twice() -> None:
         assert bad == ("ValueError", "the same one")
         assert listed(found) == [[2, 3], list(bad), [6, 7], [8, 9], list(bad), [12, 13], list(bad), [16, 17], [18, 19]]
     assert error.__notes__ == [f"in __getitem__ of sample {index}" for index in (0, 5, 10, 15)]
+
+
+def ends_at_five(index: int) -> int:
+    if index == 5:
+        next(iter(()))
+    return index
+
+
+def ends_its_collation(samples: Any) -> Any:
+    return torch.tensor([ends_at_five(int(sample)) for sample in samples])
+
+
+#: A dataset and the options of its loader, and where a StopIteration is raised.
+ENDING: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "__getitem__": (Made(ends_at_five, 8), {}, "in __getitem__ of sample 5"),
+    "__getitems__": (Whole(ends_at_five, 8), {}, r"in a batch of samples \[4, 5\]"),
+    "collate_fn": (Made(int, 8), {"collate_fn": ends_its_collation}, r"in a batch of samples \[4, 5\]"),
+}
+IN_ORDER = [name for name in PYTHON if name != "processes, out of order"]
+
+
+@executors(*IN_ORDER)
+@pytest.mark.parametrize("what", ENDING)
+def test_a_stop_iteration_does_not_end_the_epoch(what: str, executor: Executor) -> None:
+    dataset, given, place = ENDING[what]
+    loader: Any = penstock.DataLoader(dataset, 2, **given, **executor.options)
+    batches = iter(loader)
+    assert flat([next(batches), next(batches)]) == [0, 1, 2, 3]
+    with pytest.raises(RuntimeError, match=f"StopIteration was raised {place}") as caught:
+        next(batches)
+    if "Caught" in str(caught.value):  # by a worker process, which sends text
+        assert "direct cause" in str(caught.value)
+    else:
+        assert isinstance(caught.value.__cause__, StopIteration)
+    assert flat(batches) == [6, 7] and loader.state_dict()["epoch"] == 1
+
+
+@executors("caller", "threads, 1", "processes, 1")
+def test_a_stop_iteration_of_other_functions(executor: Executor, tmp_path: Path) -> None:
+    photo_files(tmp_path / "class", 2)
+    folders = [
+        ImageFolder(tmp_path, **{"transform": ToTensor(), fails: lambda _: next(iter(()))})
+        for fails in ("transform", "target_transform")
+    ]
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        (Made(ends_at_five, 8), {"batch_size": None}, "in __getitem__ of sample 5"),
+        *((folder, {}, "in (__getitem__ of sample 0|a batch of samples)") for folder in folders),
+    ]
+    if executor.options["num_workers"]:
+        cases.append((Made(), {"worker_init_fn": lambda _: next(iter(()))}, ""))
+    if executor.options.get("worker_method") != "thread":
+        cases.append((Stream(8), {"batch_size": 2, "collate_fn": ends_its_collation}, "in collate_fn"))
+    for dataset, options, place in cases:
+        with pytest.raises(RuntimeError, match=f"StopIteration.*{place}"):
+            list(penstock.DataLoader(dataset, **options, **executor.options))
 
 
 class Frozen(Exception):

@@ -20,32 +20,19 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageFilter
-from torch.utils.data import ConcatDataset, Subset, default_collate
+from torch.utils.data import ConcatDataset, Subset
 from torchvision import datasets, transforms as v1
 from torchvision.transforms import InterpolationMode, v2
 
 import penstock
-from penstock.device import decoders, reading
-from penstock.device.arithmetic import Arithmetic
+from penstock.device import decoders
 from penstock.device.decoders import decoder_for, read_header
-from penstock.device.decoding import DecodingCarrier, refusal
-from penstock.device.feed import Feed
-from penstock.device.feeding import Feeding
-from penstock.errors import CorruptSample, ImageTooLarge, InvalidOption, MissingSample, ShapeMismatch
-from penstock.passes.iterator import Pass
-from penstock.plan import Kept, NativePlan
-from penstock.sample_notes import add_note
-from penstock.stats import Counters
-from penstock.storage.tiers import caches_of
-from tests.accelerator import OnHost, PromptStream
-from tests.device.passes import native_plan, on_host, pass_input, plan_of, resources
+from tests.accelerator import OnHost, PromptStream, replaced_by_the_cpu
 from tests.jpegs import save
-from tests.same import assert_same
+from tests.same import assert_same, outcomes
 from tests.waiting import wait_until
 
-CPU = torch.device("cpu")
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-END = (v1.ToTensor(), v1.Normalize(MEAN, STD))
+END = (v1.ToTensor(),)
 SIZES = [(120, 160), (160, 120), (90, 90), (131, 77), (64, 200), (100, 100), (75, 101), (180, 60)]
 
 
@@ -79,18 +66,25 @@ def root(tmp_path_factory):
     return fill_folder(tmp_path_factory.mktemp("photos"))
 
 
-def planned(dataset, **options) -> NativePlan:
-    found = native_plan(dataset, **options)
-    assert refusal(found) is None
-    return found
+@pytest.fixture
+def _there(monkeypatch):
+    """Make of cuda:0 a device that decodes JPEG files with Pillow."""
+    replaced_by_the_cpu(monkeypatch)
 
 
-def filler(made: NativePlan, workers=2, decoder=None, **options) -> DecodingCarrier:
-    return DecodingCarrier(made, resources(workers, **options), decoder or OnHost(), CPU)
+there = pytest.mark.usefixtures("_there")
 
 
-def on_device(dataset, batches, workers=2, decoder=None, **key):
-    return Pass(filler(planned(dataset), workers, decoder), pass_input(batches, **key))
+def loader_of(dataset, batches, device="cuda", **options):
+    feed = None if device is None else penstock.Feed(device, decode="gpu")
+    own = {"batch_sampler": batches, "num_workers": 2, "seed": 3, **options}
+    return penstock.DataLoader(dataset, device=feed, **own)
+
+
+def on_device(dataset, batches, **options):
+    made = loader_of(dataset, batches, **options)
+    assert "decode   on the device" in made.explain()
+    return made
 
 
 def folder(root, *transform, kind=penstock.ImageFolder):
@@ -99,15 +93,16 @@ def folder(root, *transform, kind=penstock.ImageFolder):
 
 def differences(dataset, batches):
     """Return mean and greatest absolute difference of pixels; all else must be equal."""
-    ours, theirs = list(on_device(dataset, batches)), list(on_host(planned(dataset), batches))
+    ours, theirs = list(on_device(dataset, batches)), list(loader_of(dataset, batches, None))
     assert len(ours) == len(theirs) == len(batches)
     gaps = []
     for (pixels, labels), (expected, expected_labels) in zip(ours, theirs, strict=True):
-        assert pixels.dtype == expected.dtype == torch.uint8 and pixels.is_contiguous()
+        assert pixels.dtype == expected.dtype and pixels.is_contiguous()
         assert pixels.shape == expected.shape and torch.equal(labels, expected_labels)
-        gaps.append((pixels.int() - expected.int()).abs().flatten())
-    gap = torch.cat(gaps)
-    return float(gap.float().mean()), int(gap.max())
+        scale = 255.0 if pixels.is_floating_point() else 1.0
+        gaps.append((pixels.double() - expected.double()).abs().flatten() * scale)
+    gap = torch.cat(gaps).round()
+    return float(gap.mean()), int(gap.max())
 
 
 BATCHES = [[0, 3, 5, 2], [7, 1, 4], [6], [6, -1, 6, 0]]
@@ -134,16 +129,17 @@ RECIPES: list[tuple[list[Any], float, int]] = [
 ]
 
 
+@there
 @pytest.mark.parametrize(("transform", "mean", "greatest"), RECIPES, ids=str)
 def test_pixels_are_the_hosts_or_close_to_them(root, transform, mean, greatest):
     ends_in_pixels = isinstance(transform[0], v2.PILToTensor)
     dataset = penstock.ImageFolder(root, v2.Compose(transform)) if ends_in_pixels else folder(root, *transform)
-    assert (planned(dataset).table is None) == ends_in_pixels
     alone = getattr(transform[0], "size", None) == 3
     found_mean, found_greatest = differences(dataset, [[n] for n in range(8)] if alone else BATCHES)
     assert found_mean <= mean and found_greatest <= greatest
 
 
+@there
 def test_parts_of_several_folders_with_other_transforms_and_labels(root, tmp_path):
     other = fill_folder(tmp_path, SIZES[:3])
     one = folder(root, v1.RandomCrop(40))
@@ -151,16 +147,13 @@ def test_parts_of_several_folders_with_other_transforms_and_labels(root, tmp_pat
     two = penstock.ImageFolder(other, transform, lambda label: label + 5)
     whole: Any = ConcatDataset([Subset(one, [5, 1, 3]), two])
     assert differences(whole, [[0, 4, 2], [3, 5, 1, -1]]) == (0.0, 0)
-
-
-def test_torchvisions_folder_beside_ours(root, tmp_path):
     transform = v1.Compose([v1.CenterCrop(40), v1.PILToTensor()])
-    ours, theirs = penstock.ImageFolder(root, transform), datasets.ImageFolder(fill_folder(tmp_path), transform)
-    whole: Any = ConcatDataset([theirs, Subset(ours, [6, 2])])
-    assert_same(list(on_device(whole, [[9, 3, 8]])), [default_collate([whole[n] for n in (9, 3, 8)])])
+    beside: Any = [datasets.ImageFolder(other, transform), Subset(penstock.ImageFolder(root, transform), [6, 2])]
+    assert differences(ConcatDataset(beside), [[4, 3, 1]]) == (0.0, 0)
 
 
-def test_the_counters_say_what_pillow_read_and_why(root, tmp_path):
+@there
+def test_the_counters_say_what_pillow_read_and_why(tmp_path):
     fill_folder(tmp_path, SIZES[:3])
     photo(9, (50, 60)).save(tmp_path / "class0" / "a.png")
     (tmp_path / "class0" / "b.jpg").write_bytes(jpeg(photo(8, (60, 50)).convert("L")))
@@ -168,39 +161,34 @@ def test_the_counters_say_what_pillow_read_and_why(root, tmp_path):
     dataset = folder(tmp_path, v1.RandomCrop(30), v1.RandomHorizontalFlip())
     everything = [list(range(len(dataset)))]
     assert differences(dataset, everything) == (0.0, 0)
-    counters = Counters()
-    batches = on_device(dataset, everything)
-    batches.observers = (counters,)
-    next(batches)
-    told = counters.snapshot((0, 0, 0), {}, None, None)
+    loader = on_device(dataset, everything)
+    list(loader)
+    told = loader.stats()
     assert told.samples == len(dataset) == 6
     assert told.read_by_python == {"not a JPEG, or a damaged header": 1, "JPEG: not YCbCr, or unusual components": 2}
 
 
-class Refusing:
-    """A decoder that leaves out some files, and turns others round, as EXIF might ask."""
+class Refusing(OnHost):
+    """A decoder that leaves out the second file, and turns the last one round, as EXIF might ask."""
 
-    name = "picky"
-
-    def __init__(self, leave_out):
-        self.leave_out = leave_out
-        self.asked = []
+    asked: list[int]
 
     def decode(self, encoded):
-        self.asked.append(len(encoded))
-        decoded: list[Any] = OnHost().decode(encoded)
-        out: list[Any] = [None if n in self.leave_out else picture for n, picture in enumerate(decoded)]
-        return [*out[:-1], out[-1].transpose(1, 2)]
+        self.asked = [len(encoded)]
+        first, _, *others, last = super().decode(encoded)
+        assert last is not None
+        return [first, None, *others, last.transpose(1, 2)]
 
 
-def test_pillow_reads_what_the_decoder_does_not(root):
-    dataset = folder(root, v1.RandomCrop(40))
-    decoder = Refusing({1})
-    ((ours, _),) = list(on_device(dataset, [[0, 1, 3, 4]], decoder=decoder))
+@there
+def test_pillow_reads_what_the_decoder_does_not(root, monkeypatch):
+    decoder = Refusing()
+    monkeypatch.setattr("penstock.device.target.decoder_for", lambda device: decoder)
+    assert differences(folder(root, v1.RandomCrop(40)), [[0, 1, 3, 4]]) == (0.0, 0)
     assert decoder.asked == [4]
-    assert torch.equal(ours, next(on_host(planned(dataset), [[0, 1, 3, 4]]))[0])
 
 
+@there
 def test_orientation_is_not_applied(tmp_path):
     fill_folder(tmp_path, SIZES[:2])
     turned = Image.Exif()
@@ -209,27 +197,13 @@ def test_orientation_is_not_applied(tmp_path):
     assert differences(folder(tmp_path, v1.CenterCrop((60, 40))), [[0, 1, 2]]) == (0.0, 0)
 
 
-class Beside(PromptStream):
-    """A copy stream of the CPU that counts what is done on it."""
-
-    device = CPU
-    worked = 0
-
-    def working(self):
-        self.worked += 1
-        return super().working()
-
-
-def test_a_loaders_pass_goes_on_from_here(root):
-    dataset = folder(root, v1.CenterCrop(50))
-    table = planned(dataset).table
-    assert table is not None
-    stream: Any = Beside()
-    source = Pass(DecodingCarrier(planned(dataset), resources(), OnHost(), CPU, stream), pass_input(BATCHES))
-    batches = list(Feeding(source, Feed("cpu"), CPU, stream, arithmetic=Arithmetic(table), end_source=source.close))
-    assert_same(batches, [default_collate([dataset[n] for n in numbers]) for numbers in BATCHES])
-    # Decoding and the rest of the way are on the stream; pixels that are on the device are not copied.
-    assert (stream.worked, len(stream.handed_over)) == (2 * len(BATCHES), len(BATCHES))
+@there
+def test_decoding_and_conversion_are_on_the_copy_stream(root, monkeypatch):
+    worked: Any = []
+    working: Any = PromptStream.working
+    monkeypatch.setattr(PromptStream, "working", lambda stream: worked.append(stream) or working(stream))
+    assert differences(folder(root, v1.CenterCrop(50)), BATCHES) == (0.0, 0)
+    assert len(worked) == 2 * len(BATCHES)
     wait_until(lambda: not reading_threads())
 
 
@@ -243,115 +217,114 @@ def damaged(tmp_path):
     return dataset
 
 
+@there
 @pytest.mark.parametrize("workers", [0, 2])
 def test_errors_come_at_their_batch_and_the_pass_goes_on(tmp_path, workers):
-    dataset = damaged(tmp_path)
-    batches = [[0], [1], [2, 0], [0, 4, 1], [3, 5]]
-    kinds: list[Any] = []
-    ours = on_device(dataset, batches, workers)
-    theirs = on_host(planned(dataset), batches)
-    for _ in batches:
+    dataset, batches = damaged(tmp_path), [[0], [1], [2, 0], [0, 4, 1], [3, 5]]
+    found = outcomes(on_device(dataset, batches, num_workers=workers))
+    assert_same(found, outcomes(loader_of(dataset, batches, None)))
+    kinds = [one[0] if isinstance(one, tuple) else None for one in found]
+    assert kinds == [None, "CorruptSample", "CorruptSample", "MissingSample", None]
+
+
+@there
+def test_the_error_of_a_batch_is_its_first_sample_s(tmp_path):
+    dataset, first_is_read = damaged(tmp_path), threading.Event()
+    read = dataset.read
+
+    def first_comes_last(position: int, file: Any = None) -> Any:
+        if position == 4:
+            first_is_read.wait(30)
         try:
-            wanted = next(theirs)
-        except penstock.SampleError as error:
-            with pytest.raises(type(error)) as caught:
-                next(ours)
-            assert type(caught.value) is type(error) and str(caught.value) == str(error)
-            assert "of a batch of" in caught.value.__notes__[0]
-            kinds.append(next(kind for kind in (CorruptSample, MissingSample) if isinstance(error, kind)))
-        else:
-            assert torch.equal(next(ours)[0], wanted[0])
-            kinds.append(None)
-    assert kinds == [None, CorruptSample, CorruptSample, MissingSample, None]
-    assert list(ours) == []
+            return read(position, file)
+        finally:
+            if position == 1:
+                first_is_read.set()
+
+    dataset.read = first_comes_last
+    for orders, kind in (([[4, 1]], penstock.MissingSample), ([[1, 4]], penstock.CorruptSample)):
+        first_is_read.clear()
+        with pytest.raises(kind) as caught:
+            next(iter(on_device(dataset, orders)))
+        assert "at position 0 of a batch of 2" in caught.value.__notes__[0]
 
 
-def test_the_error_of_a_batch_is_its_first_sample_s(tmp_path, monkeypatch):
-    dataset, last = damaged(tmp_path), threading.Event()
-
-    def first_comes_last(error, note):
-        assert "position 1 " not in note or last.wait(30)
-        add_note(error, note)
-
-    monkeypatch.setattr(reading, "add_note", first_comes_last)
-    batches = on_device(dataset, [[0], [0, 4, 1]])
-    next(batches)
-    wait_until(lambda: batches._queue[0].error is not None)  # of position 2
-    threading.Timer(0.1, last.set).start()
-    with pytest.raises(MissingSample):
-        next(batches)
-
-
-def test_pictures_of_other_shapes_are_named(root):
-    ours = on_device(folder(root, v1.RandomHorizontalFlip()), [[0, 1], [5, 5]])
-    with pytest.raises(ShapeMismatch, match=r"has shape \(3, .*as sample"):
+@there
+def test_what_has_other_shapes_or_is_refused(root, tmp_path, monkeypatch):
+    ours = iter(on_device(folder(root, v1.RandomHorizontalFlip()), [[0, 1], [5, 5]]))
+    with pytest.raises(penstock.ShapeMismatch, match=r"has shape \(3, .*as sample"):
         next(ours)
     assert next(ours)[0].shape[0] == 2
-
-
-def test_what_pillow_and_the_users_own_transform_refuse(root, tmp_path, monkeypatch):
-    dataset = folder(fill_folder(tmp_path, [(40, 40), (12, 40)]), v1.RandomCrop(20))
     with pytest.raises(ValueError, match="larger than"):
-        list(on_device(dataset, [[0, 1]]))
+        list(on_device(folder(fill_folder(tmp_path, [(40, 40), (12, 40)]), v1.RandomCrop(20)), [[0, 1]]))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 4000)
-    with pytest.raises(ImageTooLarge):
-        next(on_device(folder(root, v1.CenterCrop(10)), [[0]]))
+    with pytest.raises(penstock.ImageTooLarge):
+        next(iter(on_device(folder(root, v1.CenterCrop(10)), [[0]])))
 
 
 def reading_threads():
     return [thread for thread in threading.enumerate() if thread.name.startswith("penstock-reading")]
 
 
-def test_a_pass_can_be_closed_while_it_is_waited_for(root, monkeypatch):
-    begun, go_on = threading.Event(), threading.Event()
+@pytest.fixture
+def slow(tmp_path):
+    """Return a folder of one photo that Pillow reads, and what says that it has begun and lets it go on."""
+    (tmp_path / "class").mkdir()
+    photo(1, (40, 40)).save(tmp_path / "class" / "a.png")
+    dataset: Any = folder(tmp_path, v1.CenterCrop(20))
+    begun, go_on, read = threading.Event(), threading.Event(), dataset.read
 
-    def slow(self, number, local):
+    def read_late(*given: Any) -> Any:
         begun.set()
         go_on.wait(30)
-        return "late"
+        return read(*given)
 
-    monkeypatch.setattr(reading.Readers, "_encoded", slow)
-    monkeypatch.setattr("penstock.carriers.worker_thread.JOIN_SECONDS", 0.1)
-    batches = on_device(folder(root, v1.CenterCrop(20)), [[0, 1]])
-    with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(next, batches)
-        assert begun.wait(30)
-        batches.close()
-        with pytest.raises(RuntimeError, match=r"^the loader's iterator was closed while it waited for a batch$"):
-            waiting.result(30)
-        go_on.set()
+    dataset.read = read_late
+    yield dataset, begun, go_on
+    go_on.set()
     wait_until(lambda: not reading_threads())
 
 
-def test_a_cache_keeps_what_the_decoder_takes(root):
-    dataset, caches = folder(root, v1.CenterCrop(20)), caches_of("64MiB")
-    numbers = [[i] for i in range(len(dataset))]
-    expected = list(on_device(dataset, numbers))
-    assert caches is not None
-    for _ in range(2):
-        kept = native_plan(dataset).keeping(Kept(caches))
-        assert_same(list(Pass(filler(kept), pass_input(numbers))), expected)
-    counts = caches.counts()["memory"]
-    assert counts.samples == len(dataset) and counts.hits >= len(dataset)
+@there
+def test_a_pass_can_be_closed_while_it_is_waited_for(slow, monkeypatch):
+    dataset, begun, go_on = slow
+    monkeypatch.setattr("penstock.carriers.worker_thread.JOIN_SECONDS", 0.1)
+    batches: Any = iter(on_device(dataset, [[0]]))
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(next, batches, "closed")
+        assert begun.wait(30)
+        batches.close()
+        assert waiting.result(30) == "closed"
+        go_on.set()
 
 
-def test_waiting_ends_after_the_timeout(root, monkeypatch):
-    go_on = threading.Event()
-    monkeypatch.setattr(reading.Readers, "_encoded", lambda self, number, local: str(go_on.wait(30)))
-    dataset = folder(root, v1.CenterCrop(20))
-    batches = Pass(filler(planned(dataset), timeout=0.05), pass_input([[0]]))
+@there
+def test_waiting_ends_after_the_timeout(slow):
+    batches: Any = iter(on_device(slow[0], [[0]], timeout=0.05))
     with pytest.raises(penstock.WorkerStuck, match=r"2 threads read image files"):
         next(batches)
-    go_on.set()
+    slow[2].set()
     batches.close()
 
 
+@there
+def test_a_cache_keeps_what_the_decoder_takes(root):
+    dataset = folder(root, v1.CenterCrop(20))
+    numbers = [[i] for i in range(len(dataset))]
+    loader, expected = on_device(dataset, numbers, cache="64MiB"), list(on_device(dataset, numbers))
+    for _ in range(2):
+        assert_same(list(loader), expected)
+    counts = loader.stats().cache["memory"]
+    assert counts.samples == len(dataset) and counts.hits >= len(dataset)
+
+
+@there
 def test_an_error_keeps_no_memory(tmp_path):
-    batches = on_device(damaged(tmp_path), [[0, 1]])
+    batches: Any = iter(on_device(damaged(tmp_path), [[0, 1]]))
     gc.collect()
     gc.disable()
     try:
-        with pytest.raises(CorruptSample) as caught:
+        with pytest.raises(penstock.CorruptSample) as caught:
             next(batches)
         gone = weakref.ref(caught.value)
         del caught
@@ -361,6 +334,7 @@ def test_an_error_keeps_no_memory(tmp_path):
         gc.enable()
 
 
+@there
 @pytest.mark.parametrize(
     ("transform", "why"),
     [
@@ -378,16 +352,36 @@ def test_an_error_keeps_no_memory(tmp_path):
 )
 def test_what_stays_on_the_host(root, transform, why):
     arrays = penstock.Arrays(torch.arange(4), torch.arange(4))
-    dataset = arrays if transform is None else penstock.ImageFolder(root, v1.Compose(transform))
-    refused = refusal(plan_of(dataset))
-    assert refused is not None and why in refused.why
+    dataset: Any = arrays if transform is None else penstock.ImageFolder(root, v1.Compose(transform))
+    (said,) = [line for line in loader_of(dataset, [[0]]).explain().splitlines() if line.startswith("decode")]
+    assert said.startswith("decode   on the CPU: ") and why in said
+
+
+@there
+def test_the_cpu_decodes_where_bad_samples_are_replaced(tmp_path):
+    options: Any = {"batch_size": 3, "on_error": penstock.Replace(max_share=0.9)}
+    loader, host = (loader_of(damaged(tmp_path / str(device)), None, device, **options) for device in ("cuda", None))
+    assert_same(list(loader), list(host))
+    assert "bad samples are replaced; on the device with on_error='raise'" in loader.explain()
+
+
+@there
+def test_nothing_that_decodes_there(root, monkeypatch):
+    missing = mock.Mock(side_effect=penstock.InvalidOption('no decoder: pip install "penstock-loader[gpu]"'))
+    monkeypatch.setattr("penstock.device.target.decoder_for", missing)
+    with pytest.raises(penstock.InvalidOption, match=r"penstock-loader\[gpu\]"):
+        iter(loader_of(folder(root, v1.CenterCrop(20)), [[0]]))
+    loader = penstock.DataLoader(folder(root, v1.CenterCrop(20)), 4, device=penstock.Feed("cuda", decode="auto"))
+    assert "decode   on the CPU: no decoder" in loader.explain()
+    assert len(list(loader)) == 2
 
 
 def test_without_any_decoder_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib, "import_module", mock.Mock(side_effect=ModuleNotFoundError("No module named 'a'")))
-    with pytest.raises(InvalidOption, match=r"tried NVIDIA nvImageCodec \(ModuleNotFoundError.*penstock-loader\[gpu\]"):
+    tried = r"tried NVIDIA nvImageCodec \(ModuleNotFoundError.*penstock-loader\[gpu\]"
+    with pytest.raises(penstock.InvalidOption, match=tried):
         decoder_for(torch.device("cuda", 0))
-    with pytest.raises(InvalidOption, match=r"there is none for xpu"):
+    with pytest.raises(penstock.InvalidOption, match=r"there is none for xpu"):
         decoder_for(torch.device("xpu", 0))
 
 

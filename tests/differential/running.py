@@ -15,13 +15,14 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from tests.differential.case import Case, prelude
+from tests.forking import begin_in_child, end_of
 
 #: Seconds that a case may take. The slowest import torch in each worker.
 LIMIT = 60.0
@@ -104,10 +105,7 @@ def _run_all(programs: Sequence[str], limit: float, common: str = "") -> tuple[l
     """
     with tempfile.TemporaryDirectory(prefix="case-") as folder, tempfile.TemporaryFile("w+") as error:
         read, write = os.pipe()
-        child = os.fork()
-        if not child:
-            os.close(read)
-            _in_child(folder, error.fileno(), write, common, programs)
+        child = begin_in_child(partial(_in_child, folder, error.fileno(), write, common, programs), seconds=0)
         os.close(write)
         try:
             lines, end = _watch(child, read, limit)
@@ -137,52 +135,40 @@ def _watch(child: int, read: int, limit: float) -> tuple[list[str], str]:
 
 
 def _in_child(folder: str, error: int, write: int, common: str, programs: Sequence[str]) -> None:
-    """Run programs in the folder, send each loader's lines, and end the process as Python does. Returns not."""
-    code = 1
-    try:
-        os.setsid()
-        for number in (1, 2):
-            os.dup2(error, number)
-        os.set_inheritable(write, False)
-        faulthandler.enable()
-        faulthandler.register(signal.SIGUSR1)
-        sys.path.insert(0, folder)
-        sys.modules["__main__"] = types.ModuleType("__main__")
-        os.chdir(folder)
+    """Run programs in the folder, send each loader's lines, and do what Python does as a process ends."""
+    os.setsid()
+    for number in (1, 2):
+        os.dup2(error, number)
+    os.set_inheritable(write, False)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
+    sys.path.insert(0, folder)
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    os.chdir(folder)
 
-        def tell(name: str, lines: list[str]) -> None:
-            os.write(write, (json.dumps(lines) + "\n").encode())
+    def tell(name: str, lines: list[str]) -> None:
+        os.write(write, (json.dumps(lines) + "\n").encode())
 
-        sys.modules["the_case"] = module = types.ModuleType("the_case")
-        exec(common, vars(module))
-        for program in programs:
-            Path("the_case.py").write_text(program)
-            exec(compile(program, "the_case.py", "exec"), vars(module))
-            module.both(tell)
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(code)
+    sys.modules["the_case"] = module = types.ModuleType("the_case")
+    exec(common, vars(module))
+    for program in programs:
+        Path("the_case.py").write_text(program)
+        exec(compile(program, "the_case.py", "exec"), vars(module))
+        module.both(tell)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
 
 
 def lanes(number: int, work: Callable[[int, Callable[[object], None]], None]) -> Iterator[object]:
     queue = multiprocessing.get_context("fork").SimpleQueue()
-    children = []
-    for lane in range(number):
-        if not (child := os.fork()):
-            code = 1
-            try:
-                work(lane, queue.put)
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                queue.put(None)
-                os._exit(code)
-        children.append(child)
+
+    def work_in(lane: int) -> None:
+        try:
+            work(lane, queue.put)
+        finally:
+            queue.put(None)
+
+    children = [begin_in_child(partial(work_in, lane), seconds=0) for lane in range(number)]
     left = number
     while left:
         if (told := queue.get()) is None:
@@ -190,4 +176,4 @@ def lanes(number: int, work: Callable[[int, Callable[[object], None]], None]) ->
         else:
             yield told
     for child in children:
-        os.waitpid(child, 0)
+        end_of(child)

@@ -23,6 +23,17 @@ def full(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture
+def only_full(full: bool) -> Callable[[bool], None]:
+    """Return what skips a case that the short form leaves out; called with whether it is one."""
+
+    def skip(is_left_out: bool = True) -> None:
+        if is_left_out and not full:
+            pytest.skip("make faults runs this case")
+
+    return skip
+
+
+@pytest.fixture
 def tries(full: bool, record_property: Callable[[str, object], None]) -> Count:
     """Return what gives how many cases a test runs, (short, full), and counts them for the table."""
 

@@ -18,7 +18,6 @@ import struct
 import sys
 import tempfile
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +26,7 @@ from typing import Any
 from penstock.system import limits
 from tests.differential.running import lanes
 from tests.faults.parsers import PARSERS, Parser
+from tests.forking import begin_in_child, end_of
 
 CHUNK = 200
 #: What an input may take: seconds of processors, and bytes beside twice its own (with a sanitizer: by its options).
@@ -38,21 +38,14 @@ def run_chunk(parser: Parser, corpus: list[Any], name: str, seed: int, first: in
     """Read so many inputs in a child of its own; return how many had a result, and how the child failed, if it did."""
     shared = mmap.mmap(-1, 16)
     with tempfile.TemporaryFile("w+") as error, tempfile.TemporaryDirectory() as folder:
-        child = os.fork()
-        if not child:
-            code = 1
-            try:
-                os.dup2(error.fileno(), 2)
-                os.chdir(folder)
-                os.environ["XDG_CACHE_HOME"] = folder
-                _read_all(parser, corpus, f"{name} {seed}", range(first, first + count), shared)
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                os._exit(code)
-        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+        def read_all() -> None:
+            os.dup2(error.fileno(), 2)
+            os.chdir(folder)
+            os.environ["XDG_CACHE_HOME"] = folder
+            _read_all(parser, corpus, f"{name} {seed}", range(first, first + count), shared)
+
+        ended = end_of(begin_in_child(read_all, seconds=0))
         number, read = struct.unpack("qq", shared[:16])
         error.seek(0)
         return read, f"{name}: input {number} of seed {seed} ends with {ended}\n{error.read()[-6000:]}" if ended else ""

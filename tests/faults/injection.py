@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import time
-import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.forking import begin_in_child, end_of
 
 
 def _traced_by() -> int:
@@ -44,24 +44,39 @@ def run(work: Callable[[], Any], inject: str, paths: Iterable[object] = ()) -> i
     return traced(work, options + [option for path in paths for option in ("-P", str(path))])
 
 
+def each_fault(
+    work: Callable[[], Any],
+    inject: str,
+    ended: int,
+    paths: Iterable[object] = (),
+    step: Callable[[int], int] = lambda number: number + 1,
+) -> Iterator[int]:
+    """Yield the number of a call each time that a fault in it has ended some work; the work without one ends well.
+
+    Args:
+        work, paths: as of `run`.
+        inject: without `when=`.
+        ended: how a fault ends the work.
+        step: returns the number of the next call.
+    """
+    number, paths = 1, list(paths)
+    while (found := run(work, f"{inject}:when={number}", paths)) == ended:
+        yield number
+        number = step(number)
+    assert found == 0
+
+
 def traced(work: Callable[[], Any], options: list[str]) -> int:
     """Run some work in a forked child that strace follows, by these options; return how it ended, as `run` does."""
     strace = shutil.which("strace")
     if strace is None:
         pytest.skip("strace is not installed")
-    child = os.fork()
-    if not child:
-        ended = 1
-        try:
-            _trace_this_process(strace, options)
-            work()
-            ended = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(ended)
-    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    def follow() -> None:
+        _trace_this_process(strace, options)
+        work()
+
+    ended = end_of(begin_in_child(follow, seconds=0))
     if ended == 77:
         pytest.skip("strace may not attach to a process")
     return ended

@@ -74,14 +74,14 @@ def test_at_each_call(call: str, tmp_path: Path, full: bool, cases: Callable[[in
     root = write_photos(tmp_path / "photos", count=8)
     pack(root, tmp_path / "whole", 1)
     reference, out = contents(tmp_path / "whole"), tmp_path / "out"
-    number, kills = 1, 0
-    while injection.run(lambda: pack(root, out, 1), f"{call}:signal=SIGKILL:when={number}") == -signal.SIGKILL:
+    kills = 0
+    kill, step = f"{call}:signal=SIGKILL", (lambda number: number + 1 if full else number + 1 + number // 2)
+    for _ in injection.each_fault(lambda: pack(root, out, 1), kill, -signal.SIGKILL, step=step):
         assert_whole_or_none(out, reference)
         pack(root, out, 1)
         assert contents(out) == reference
         for file in out.iterdir():
             file.unlink()
         kills += 1
-        number += 1 if full else 1 + number // 2
     assert contents(out) == reference and kills > 2
     cases(kills)

@@ -49,7 +49,7 @@ def test_packing(call: str, error: str, tmp_path: Path, full: bool, cases: Cases
     paths = [out / name for name in reference] + [out / ".data.packing" / f"{name}.partial" for name in reference]
     paths += [out, out / ".data.packing"]
     paths += [out / ".data.packing" / name for name in ("plan.json", "plan.json.partial")]
-    number, failed = 1, 0
+    failed = 0
 
     def refused() -> None:
         try:
@@ -61,15 +61,15 @@ def test_packing(call: str, error: str, tmp_path: Path, full: bool, cases: Cases
             assert isinstance(raised, penstock.OutOfSpace) or not full_disk, repr(raised)
             os._exit(3)
 
-    while (ended := injection.run(refused, f"{call}:error={error}:when={number}", paths)) == 3:
+    for _ in injection.each_fault(refused, f"{call}:error={error}", 3, paths, steps(full)):
         held = {name: data for name, data in contents(out).items() if ".packing" not in name}
         assert all(reference[name] == data for name, data in held.items())
         pack()
         assert contents(out) == reference, "gone on with when the disk has space"
         for file in out.iterdir():
             file.unlink()
-        failed, number = failed + 1, steps(full)(number)
-    assert ended == 0 and failed > 1
+        failed += 1
+    assert failed > 1
     assert contents(out) == reference
     cases(failed)
 
@@ -113,15 +113,15 @@ def test_a_manifest(error: str, tmp_path: Path, cases: Cases) -> None:
             assert str(manifest) in said[0] and os.strerror(getattr(errno, error)) in said[0]
             os._exit(3)
 
-    number = 1
-    while (ended := injection.run(read, f"write:error={error}:when={number}", [manifest])) == 3:
+    failed = 0
+    for _ in injection.each_fault(read, f"write:error={error}", 3, [manifest]):
         held = manifest.read_bytes() if manifest.exists() else b""
         assert held == b"" or held.endswith(b"\n"), "whole lines only"
         manifest.unlink()
-        number += 1
-    assert ended == 0 and number == 1 + len(bad)
+        failed += 1
+    assert failed == len(bad)
     assert len(manifest.read_text().splitlines()) == len(bad)
-    cases(number)
+    cases(failed)
 
 
 @pytest.mark.parametrize("error", ERRORS)
@@ -141,17 +141,17 @@ def test_a_ledger(error: str, tmp_path: Path, cases: Cases) -> None:
             assert str(path) in str(raised) and raised.errno == getattr(errno, error), repr(raised)
             os._exit(3)
 
-    number = 1
-    while (ended := injection.run(read, f"write:error={error}:when={number}", [path])) == 3:
+    failed = 0
+    for _ in injection.each_fault(read, f"write:error={error}", 3, [path]):
         held = path.read_bytes()
         assert good.startswith(held) and (not held or held.endswith(b"\n")), "whole lines only"
         assert_same(list(loader()), wanted)
         assert main(["ledger", "diff", str(tmp_path / "good"), str(path)]) == 0, "continued"
         path.unlink()
-        number += 1
-    assert ended == 0 and number == 2 + len(wanted)
+        failed += 1
+    assert failed == 1 + len(wanted)
     assert path.read_bytes() == good
-    cases(number)
+    cases(failed)
 
 
 def test_short_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cases: Cases) -> None:

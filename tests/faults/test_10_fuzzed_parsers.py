@@ -19,11 +19,6 @@ from tests.faults import parsers, sanitized
 
 #: Of the full form; the sanitized core takes two to three minutes to build.
 SECONDS = 200
-_RUN = """
-import sys
-from tests.faults.fuzzing import main
-sys.exit(main(sys.argv[1:]))
-"""
 
 
 @pytest.mark.timeout(1800)
@@ -32,7 +27,7 @@ def test_parsers(full: bool, cases: Callable[[int], None]) -> None:
         limit = "max_allocation_size_mb=16:allocator_may_return_null=0"
         out = sanitized.run("address", "-m", "tests.faults.fuzzing", f"--seconds={SECONDS}", "--jobs=2", options=limit)
     else:
-        done = python_processes.run(_RUN, "--count=60")
+        done = python_processes.run_main("tests.faults.fuzzing", "--count=60")
         assert done.returncode == 0, done.stdout + done.stderr
         out = done.stdout
     counts = json.loads(out.splitlines()[-1])

@@ -121,10 +121,9 @@ def wait_for_none(processes: Any, before: Collection[str]) -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["SIGKILL", "SIGTERM"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_killed_program(
-    way: str, number: signal.Signals, data: Path, folder: Path, tmp_path: Path, full: bool, tries: Count
+    way: str, number: signal.Signals, data: Path, folder: Path, tmp_path: Path, only_full: Any, tries: Count
 ) -> None:
-    if not full and way in IMPORTS and (way, number) != ("spawn", signal.SIGKILL):
-        pytest.skip("make faults runs this case")
+    only_full(way in IMPORTS and (way, number) != ("spawn", signal.SIGKILL))
     chance, before = random.Random(13), set(os.listdir("/dev/shm"))
     options, kind = WAYS[way]
     if "cache" in options:
@@ -185,9 +184,8 @@ while True:
 
 @needs_gloo
 @pytest.mark.timeout(900)
-def test_a_killed_rank(data: Path, tmp_path: Path, full: bool, tries: Count) -> None:
-    if not full:
-        pytest.skip("make faults runs this case")
+def test_a_killed_rank(data: Path, tmp_path: Path, only_full: Any, tries: Count) -> None:
+    only_full()
     chance, before = random.Random(13), set(os.listdir("/dev/shm"))
     (script := tmp_path / "rank.py").write_text(RANK)
     for turn in range(tries(0, 8)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -191,9 +192,8 @@ MORE = ("native, persistent", "native, fed", "threads, persistent", "processes, 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [*METHODS, *MORE])
-def test_ctrl_c(name: str, tmp_path: Path, full: bool, cases: Callable[[int], None]) -> None:
-    if not full and name in MORE:
-        pytest.skip("make faults runs this case")
+def test_ctrl_c(name: str, tmp_path: Path, full: bool, only_full: Any, cases: Callable[[int], None]) -> None:
+    only_full(name in MORE)
     root = tensor_files(tmp_path, 120, name="{:03}")
     torch.save(torch.full((3,), 40.0), root / "040.pt", _use_new_zipfile_serialization=False)
     executor, tries = EXECUTORS[name], 4 if full else 1

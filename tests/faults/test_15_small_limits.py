@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,9 +55,8 @@ def ended(command: list[str]) -> str:
 
 @pytest.mark.parametrize("how", ["native", "thread", "process"])
 @pytest.mark.parametrize(("size", "floats"), [("8m", 1000), ("8m", 400_000), ("64m", 400_000), ("64m", 3_000_000)])
-def test_shared_memory(size: str, floats: int, how: str, tmp_path: Path, full: bool) -> None:
-    if not full and (how != "process" or floats != 400_000):
-        pytest.skip("make faults runs this case")
+def test_shared_memory(size: str, floats: int, how: str, tmp_path: Path, only_full: Any) -> None:
+    only_full(how != "process" or floats != 400_000)
     if shutil.which("unshare") is None:
         pytest.skip("unshare is not installed")
     tensor_files(tmp_path, 24, (2,))
@@ -74,9 +74,8 @@ LIMITS = {"open files": "RLIMIT_NOFILE, (64, 64)", "locked memory": "RLIMIT_MEML
 
 @pytest.mark.parametrize("how", ["native", "thread", "process"])
 @pytest.mark.parametrize("limit", LIMITS)
-def test_limits(limit: str, how: str, tmp_path: Path, full: bool) -> None:
-    if not full and how == "thread":
-        pytest.skip("make faults runs this case")
+def test_limits(limit: str, how: str, tmp_path: Path, only_full: Any) -> None:
+    only_full(how == "thread")
     tensor_files(tmp_path, 24, (2,))
     program = PROGRAM.format(limit=f"resource.setrlimit(resource.{LIMITS[limit]})", floats=1000)
     found = ended([sys.executable, "-c", program, how, str(tmp_path)])

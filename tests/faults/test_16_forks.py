@@ -119,9 +119,7 @@ def test_while_another_thread_counts(name: str, tries: Count) -> None:
 
 def in_program(work: str, folder: Path, number: int) -> None:
     """Call a function of this module in a program of its own, with the folder and how many times it runs."""
-    tests = Path(__file__).parents[2]
-    source = f"import sys; sys.path.insert(0, {str(tests)!r}); from tests.faults.test_16_forks import *; {work}"
-    done = python_processes.run(source, folder, number)
+    done = python_processes.run(f"import sys; from tests.faults.test_16_forks import *; {work}", folder, number)
     assert done.returncode == 0, done.stderr
 
 

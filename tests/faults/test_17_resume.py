@@ -144,9 +144,8 @@ def test_resumed_anywhere(plan: str, makes: Any, tries: Count, full: bool) -> No
 
 @pytest.mark.parametrize("workers", [count for count in WORKERS if count])
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_resumed_by_processes(workers: int, makes: Any, tries: Count, full: bool) -> None:
-    if not full and workers != 2:
-        pytest.skip("make faults runs this case")
+def test_resumed_by_processes(workers: int, makes: Any, tries: Count, full: bool, only_full: Any) -> None:
+    only_full(workers != 2)
     make: Make = makes("python", TAILS[2])
     pairs = [(ranks, other) for ranks in RANKS for other in RANKS if ranks != other] if full else [(2, 1)]
     for number in range(tries(1, len(pairs))):

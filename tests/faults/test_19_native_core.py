@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,11 +22,6 @@ from tests.faults import sanitized
 
 #: Of the full form, for each sanitizer; each core takes two to three minutes to build.
 SECONDS = 150
-_RUN = """
-import sys
-from tests.faults.native_stress import main
-sys.exit(main(sys.argv[1:]))
-"""
 
 
 def loaders_in(out: str) -> int:
@@ -41,24 +37,22 @@ def is_ours(report: str) -> bool:
 
 
 def test_without_a_sanitizer(full: bool, cases: Callable[[int], None]) -> None:
-    done = python_processes.run(_RUN, f"--seconds={20 if full else 2.5}", "--seed=19")
+    done = python_processes.run_main("tests.faults.native_stress", f"--seconds={20 if full else 2.5}", "--seed=19")
     assert done.returncode == 0, (done.returncode, done.stdout, done.stderr)
     cases(loaders_in(done.stdout))
 
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("sanitizer", ["thread", "address"])
-def test_sanitizers(sanitizer: str, full: bool, cases: Callable[[int], None]) -> None:
-    if not full:
-        pytest.skip("make faults runs this case")
+def test_sanitizers(sanitizer: str, only_full: Any, cases: Callable[[int], None]) -> None:
+    only_full()
     arguments = ("-m", "tests.faults.native_stress", f"--seconds={SECONDS}", "--seed=19")
     cases(loaders_in(sanitized.run(sanitizer, *arguments)))
 
 
 @pytest.mark.timeout(1800)
-def test_valgrind(full: bool, cases: Callable[[int], None], tmp_path: Path) -> None:
-    if not full:
-        pytest.skip("make faults runs this case")
+def test_valgrind(only_full: Any, cases: Callable[[int], None], tmp_path: Path) -> None:
+    only_full()
     if shutil.which("valgrind") is None:
         pytest.skip("valgrind is not installed")
     log = tmp_path / "log"

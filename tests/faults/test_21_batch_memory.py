@@ -25,11 +25,6 @@ from tests.differential.making import case_of
 
 MINUTES = 5
 LIGHT = 100_000
-_RUN = """
-import sys
-from tests.differential.__main__ import main
-sys.exit(main(sys.argv[1:]))
-"""
 
 
 HOW = {
@@ -43,7 +38,7 @@ HOW = {
 @pytest.mark.timeout(6000)
 @pytest.mark.parametrize("kind", ["of all kinds", "light"])
 def test_random_cases(kind: str, full: bool, cases: Callable[[int], None]) -> None:
-    ended = python_processes.run(_RUN, *HOW[full, kind])
+    ended = python_processes.run_main("tests.differential.__main__", *HOW[full, kind])
     assert ended.returncode == 0, ended.stdout + ended.stderr
     found = re.search(r"^([\d,]+) cases", ended.stdout, re.MULTILINE)
     assert found is not None, ended.stdout

@@ -17,13 +17,14 @@ import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.faults import caches, injection, power_loss
 from tests.faults.caches import Cache
 from tests.faults.conftest import Count
-from tests.forking import assert_ended_well, assert_in_child, begin_in_child
+from tests.forking import assert_ended_well, assert_in_child, begin_in_child, end_of
 from tests.packing.packed import flip_bit
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -96,13 +97,13 @@ def check(cache: Cache, home: Path) -> None:
 def test_killed_at_every_write(kind: str, cache: Cache, tmp_path: Path, full: bool, cases: Cases) -> None:
     killed = 0
     for call in CALLS[kind] if full else CALLS[kind][-1:]:
-        home, number = tmp_path / call, 1
-        while (ended := injection.run(partial(cache.read, home), f"{call}:signal=SIGKILL:when={number}")) == -9:
+        home, before = tmp_path / call, killed
+        step = (lambda number: number + 1) if full else (lambda number: 3 * number + 1)
+        for _ in injection.each_fault(partial(cache.read, home), f"{call}:signal=SIGKILL", -9, step=step):
             check(cache, home)
             shutil.rmtree(home)
-            killed, number = killed + 1, number + 1 if full else 3 * number + 1
-        assert ended == 0
-        assert killed
+            killed += 1
+        assert killed > before
     cases(killed)
 
 
@@ -186,10 +187,9 @@ def mount_small(folder: Path) -> bool:
 
 
 @pytest.mark.parametrize("pages", range(12))
-def test_a_full_disk(pages: int, cache: Cache, tmp_path: Path, full: bool) -> None:
+def test_a_full_disk(pages: int, cache: Cache, tmp_path: Path, only_full: Any) -> None:
     """Full before the cache is opened, while it is made, or behind its first samples: a page more each time."""
-    if not full and pages % 4:
-        pytest.skip("make faults runs this case")
+    only_full(pages % 4)
     disk = tmp_path / "disk"
     disk.mkdir()
 
@@ -212,7 +212,7 @@ def test_a_full_disk(pages: int, cache: Cache, tmp_path: Path, full: bool) -> No
         (disk / "filler").unlink()
         check(cache, disk / "home")
 
-    ended = os.waitstatus_to_exitcode(os.waitpid(begin_in_child(read), 0)[1])
+    ended = end_of(begin_in_child(read))
     if ended == 77:
         pytest.skip("a small file system takes a mount")
     assert ended == 0

@@ -174,11 +174,10 @@ WORDS: dict[str, tuple[type[Exception], str]] = {
 @pytest.mark.parametrize("fault", WORDS)
 @pytest.mark.parametrize("under", ["", "AccessDenied/", "NoSuchBucket/404 Not Found/"])
 def test_what_lasts_is_the_error_of_its_batches(
-    fault: str, under: str, serve: Callable[..., ObjectServer], tmp_path: Path, impatient: None, full: bool
+    fault: str, under: str, serve: Callable[..., ObjectServer], tmp_path: Path, impatient: None, only_full: Any
 ) -> None:
     """A folder may be called as a cause is."""
-    if under and fault not in ("404", "503") and not full:
-        pytest.skip("make faults runs this case")
+    only_full(under and fault not in ("404", "503"))
     kind, words = WORDS[fault]
     with serve(under, faults=lambda method, name, count: fault if name.endswith("data-000003.tar") else "") as server:
         far = penstock.Shards(f"s3://data/{under}", window=3, cache_folder=tmp_path / "cache")

@@ -102,24 +102,6 @@ def test_the_profiler_has_torchs_name_for_next() -> None:
     assert names(penstock.DataLoader) == names(tud.DataLoader) != set()
 
 
-def test_rows_that_change_between_passes_are_gathered_as_they_are() -> None:
-    def read(kind: Any) -> list[Any]:
-        dataset = tud.TensorDataset(torch.arange(12.0).view(6, 2))
-        loader = kind(dataset, 4)
-        changes: list[Callable[[], Any]] = [
-            lambda: dataset.tensors[0].requires_grad_(),
-            lambda: setattr(dataset, "tensors", (torch.arange(6), torch.ones(6, 2))),
-            lambda: dataset.__dict__.update(__getitems__=lambda indices: [(index,) for index in indices]),
-        ]
-        found = []
-        for change in changes:
-            found += list(loader)
-            change()
-        return [*found, *loader]
-
-    assert_same(read(penstock.DataLoader), read(tud.DataLoader))
-
-
 @pytest.mark.parametrize("costly", [False, True])
 def test_calls_are_answered_whatever_other_loaders_of_the_class_showed(costly: bool, tmp_path: Any) -> None:
     path = tmp_path / "tensor.pt"

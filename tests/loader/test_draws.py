@@ -83,23 +83,10 @@ ROUTES: dict[str, tuple[Callable[[Any], Any], dict[str, Any]]] = {
     "threads 0": (Wrapped, {"num_workers": 0, "worker_method": "thread"}),
     "one by one, threads": (Single, {"num_workers": 2, "worker_method": "thread"}),
 }
-route = pytest.mark.parametrize("name", ROUTES)
 
 
 def views(batches: Any) -> int:
     return len({image.numpy().tobytes() for images, _ in batches for image in images})
-
-
-@route
-def test_a_sample_that_comes_often_is_drawn_anew(root: Path, name: str) -> None:
-    wrap, options = ROUTES[name]
-    dataset = folder(root)
-    for seed in (None, 7):
-        sampler = tud.WeightedRandomSampler([1] + [0] * 6, 16)
-        batches = list(PL(wrap(dataset), batch_size=16, sampler=sampler, seed=seed, **options))
-        assert views(batches) >= 13  # two crops may be the same by chance
-        if seed is not None:
-            assert_same(batches, list(PL(dataset, batch_size=16, sampler=sampler, seed=seed, num_workers=0)))
 
 
 def augmented(t: Any) -> tuple[Any, list[Any]]:
@@ -172,11 +159,12 @@ ORDERS = ["repeating", "replacement", "subset", "weighted of torch", "weighted",
 
 @pytest.mark.parametrize("name", ORDERS)
 def test_orders_that_repeat_samples_draw_anew_and_can_be_stopped(root: Path, name: str) -> None:
-    wanted = list(drawn_by(name, root, num_workers=0))
-    assert views(wanted) == sum(len(labels) for _, labels in wanted)
-    same: list[dict[str, Any]] = [{}, {"wrap": Wrapped, "worker_method": "thread"}]
-    for options in ({"num_workers": 0, "wrap": Wrapped}, *({"num_workers": 2, **more} for more in same)):
-        assert_same(list(drawn_by(name, root, **options)), wanted)
+    wanted, unseeded = (list(drawn_by(name, root, num_workers=0, **more)) for more in ({}, {"seed": None}))
+    for batches in (wanted, unseeded):
+        assert views(batches) == sum(len(labels) for _, labels in batches)
+    for route in ROUTES if name == "repeating" else ("native 2", "wrapped 0", "threads"):
+        wrap, how = ROUTES[route]
+        assert_same(list(drawn_by(name, root, wrap=wrap, **how)), wanted)
     stops: list[dict[str, Any]] = [{"num_workers": 1}, {"num_workers": 2, "worker_method": "process"}]
     if name != "mix":  # whose parts are Subsets of a folder
         stops.append({"num_workers": 0, "wrap": Single})

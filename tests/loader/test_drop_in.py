@@ -40,7 +40,8 @@ def outcome(kind: Any, dataset: Any, **options: Any) -> Any:
 
 def assert_as_torch(dataset: Any, **options: Any) -> None:
     """Assert that all batches are torch's, or that the pass raises an error of the type of torch's."""
-    assert_same(outcome(penstock.DataLoader, dataset, **options), outcome(tud.DataLoader, dataset, **options))
+    ours = outcome(penstock.DataLoader, dataset, **options)
+    assert_same(ours, outcome(tud.DataLoader, dataset, **{**options, "num_workers": 0}))
 
 
 def assert_native(dataset: Any, workers: int | None = None) -> None:
@@ -126,18 +127,24 @@ def test_nothing_in_the_dataset() -> None:
     assert_native(parts(torch.empty(0), torch.arange(3.0)))
 
 
-@pytest.mark.parametrize(
-    "indices", [np.array([True, False] * 5), [1.0, 2.5], ["1"], [[1, 2], [3, 4]], [True, False]], ids=str
-)
-def test_odd_subsets_are_torchs(indices: Any) -> None:
-    assert_as_torch(tud.Subset(penstock.Arrays(np.arange(10)), indices), batch_size=2)
+NATIVE: list[Any] = [
+    np.array([3, -1, 0]), np.array([3, 1], dtype=np.uint8), torch.tensor([2, 2]), range(3, 9, 2), [3, 1, 4, 1, 5],
+]  # fmt: skip
+ODD: list[Any] = [
+    np.array([True, False] * 5), [1.0, 2.5], ["1"], [[1, 2], [3, 4]], [True, False], [True, 2], [19, 18.0], [2, 40],
+    list(torch.tensor([2, 7])), [-21],
+    # far behind indices of the usual kind
+    *([*[1, 2, 3] * 500, odd, 4] for odd in (True, np.bool_(True), torch.tensor(True), np.int16(7), torch.tensor(7))),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "indices", [np.array([3, -1, 0]), np.array([3, 1], dtype=np.uint8), torch.tensor([2, 2]), range(3, 9, 2)], ids=str
-)
-def test_numpy_and_tensor_subsets(indices: Any) -> None:
-    assert_native(tud.Subset(rows(10), indices))
+@pytest.mark.parametrize("indices", [*NATIVE, *ODD], ids=lambda indices: str(indices)[-20:])
+def test_subsets(indices: Any) -> None:
+    for inner in (rows(20), penstock.Arrays(np.arange(20)), tud.Subset(rows(40), torch.arange(20))):  # type: ignore[arg-type]
+        for workers in (None, 0, 2):
+            assert_as_torch(tud.Subset(inner, indices), batch_size=3, num_workers=workers)
+    if any(indices is one for one in NATIVE):
+        assert_native(tud.Subset(rows(10), indices))
 
 
 def test_subsets_by_a_dict() -> None:
@@ -292,19 +299,6 @@ def test_errors_leave_nothing_for_the_garbage_collector(tmp_path: Path) -> None:
 def test_dtypes_that_torch_promotes() -> None:
     loader: Any = penstock.DataLoader(parts(torch.zeros(3), torch.zeros(3).double()), batch_size=6)
     assert next(iter(loader))[0].dtype == torch.float64 and "different dtypes" in loader.explain()
-
-
-@pytest.mark.parametrize("index", [7, -8])
-def test_indices_outside_a_concatenation(index: int) -> None:
-    options: dict[str, Any] = {"batch_size": 2, "sampler": [0, index]}
-    assert issubclass(outcome(tud.DataLoader, parts(torch.zeros(3), torch.zeros(4)), **options), Exception)
-    assert_as_torch(parts(torch.zeros(3), torch.zeros(4)), **options)
-
-
-@pytest.mark.parametrize("sampler", [[[1, 2], [3, 4]], [slice(0, 2)], [torch.tensor([3]), torch.tensor([4])]])
-def test_samplers_of_more_than_indices(sampler: Any) -> None:
-    ours: Any = penstock.DataLoader(rows(), batch_size=2, sampler=sampler)
-    assert_same(list(ours), list(tud.DataLoader(rows(), batch_size=2, sampler=sampler)))
 
 
 def test_persistent_workers_keep_the_base_seed_as_torchs_do() -> None:

@@ -228,7 +228,10 @@ def test_arrays(tmp_path: Path, content: bytes, kind: Any) -> None:
 
 
 ROWS = TensorDataset(torch.arange(8.0))
-NO_INDICES = (100, -100, 16, -17, "two", 1.5, None, 2**70, (1,), b"a", ..., np.float64(1), [1], torch.tensor([1]))
+NO_INDICES = (
+    100, -100, 16, -17, "two", 1.5, None, 2**70, (1,), b"a", ..., np.float64(1), [1], [1, 2], torch.tensor([1]),
+    slice(0, 2),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("index", NO_INDICES, ids=repr)

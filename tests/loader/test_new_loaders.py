@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
@@ -78,48 +77,3 @@ def test_a_loader_that_is_soon_gone_looks_at_no_clock_of_its_thread() -> None:
     tried = (cpu_and_time(0.0) for _ in range(1000))
     assert next(cpu for cpu, took in tried if took < 0.009) == 0.0
     assert cpu_and_time(0.02)[0] > 0.0
-
-
-INDICES: list[Any] = [[3, 1, 4, 1, 5], [-1, 0], [True, 2], list(torch.tensor([2, 7])), [19, 18.0], [2, 40]]
-
-
-@pytest.mark.parametrize("indices", INDICES)
-@pytest.mark.parametrize("inner", [[*range(20)], range(20), torch.arange(20)])
-def test_rows_of_subsets_are_those_of_torch(indices: list[Any], inner: Any) -> None:
-    def outcome(kind: Any) -> str:
-        try:
-            return repr(passes(kind, Subset(Subset(ROWS, inner), indices)))
-        except Exception as error:
-            return type(error).__name__
-
-    assert outcome(penstock.DataLoader) == outcome(torch.utils.data.DataLoader)
-
-
-def exchange_indices(subset: Any) -> None:
-    subset.indices[:] = [*reversed(subset.indices)]
-
-
-def exchange_dataset(subset: Subset[Any]) -> None:
-    subset.dataset = TensorDataset(torch.arange(20), torch.arange(40.0).view(20, 2))
-
-
-def exchange_rows(subset: Subset[Any]) -> None:
-    inner: Any = subset.dataset
-    inner.tensors = tuple(-tensor for tensor in inner.tensors)
-
-
-@pytest.mark.parametrize("change", [exchange_indices, exchange_dataset, exchange_rows])
-@pytest.mark.parametrize("between", [False, True])
-def test_a_subset_that_is_changed_is_read_as_it_is(change: Callable[[Subset[Any]], None], between: bool) -> None:
-    def read(kind: Any) -> list[Any]:
-        subset = Subset(TensorDataset(*ROWS.tensors), [*range(20)])
-        loader, batches = kind(subset, 5), []
-        for _ in range(2):
-            for step, batch in enumerate(loader):
-                batches.append(batch)
-                if step == 1 and not between:
-                    change(subset)
-            change(subset)
-        return batches
-
-    assert repr(read(penstock.DataLoader)) == repr(read(torch.utils.data.DataLoader))

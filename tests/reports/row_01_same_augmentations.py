@@ -38,7 +38,3 @@ def trouble(loader: Any, *, short: bool) -> Found:
     batches = loader(Augmented(workers * per_worker), batch_size=1, num_workers=workers)
     draws = [(int(crop), int(flip)) for _ in range(epochs) for crop, flip in batches]
     return Found(len(draws) - len(set(draws)), len(draws), "samples with the augmentation of an earlier one")
-
-
-def answered(found: Found) -> bool:
-    return found.bad == 0

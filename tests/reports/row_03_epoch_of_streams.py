@@ -42,7 +42,3 @@ def trouble(loader: Any, *, short: bool) -> Found:
         orders.append(tuple(int(one) for batch in batches for one in batch))
     assert all(sorted(order) == list(range(40)) for order in orders)
     return Found(epochs - len(set(orders)), epochs, "epochs in the order of an earlier one")
-
-
-def answered(found: Found) -> bool:
-    return found.bad == 0

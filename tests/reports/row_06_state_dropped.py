@@ -77,7 +77,3 @@ def trouble(loader: Any, *, short: bool) -> Found:
         warned = next((text for text in texts if "did not load" in text and "state" in text), "")
         bad, of, said = bad + (0 if warned else lost), of + SAMPLES, said or warned
     return Found(bad, of, "samples that a resumed epoch loses without a word", said)
-
-
-def answered(found: Found) -> bool:
-    return found.bad == 0

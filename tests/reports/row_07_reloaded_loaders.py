@@ -69,7 +69,3 @@ def trouble(loader: Any, *, short: bool) -> Found:
         resumed = orders(loader, 4, None, path)
     other = sum(resumed.get(epoch) != whole[epoch] for epoch in (2, 3))
     return Found(other, 2, "epochs of a resumed run in another order than without the stop")
-
-
-def answered(found: Found) -> bool:
-    return found.bad == 0

@@ -16,26 +16,19 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch.utils.data import Dataset
 
+from tests.data import Made
 from tests.reports.report import Found, found_in_child
 
 LIBC = threading.Lock()
 """Stands for a lock of libc."""
 
 
-class Rows(Dataset[Any]):
-    def __init__(self, *, takes_lock: bool) -> None:
-        self.takes_lock = takes_lock
-
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        if self.takes_lock:
-            with LIBC:  # of the forked process, which has it as it was at the fork
-                pass
-        return torch.full((4,), index)
+def row(index: int, *, takes_lock: bool) -> torch.Tensor:
+    if takes_lock:
+        with LIBC:  # of the forked process, which has it as it was at the fork
+            pass
+    return torch.full((4,), index)
 
 
 def pin_slowly(tensor: torch.Tensor, *given: Any) -> torch.Tensor:
@@ -52,9 +45,9 @@ def passes(loader: Any) -> Found:
         mock.patch("torch.accelerator.set_device_index"),
         mock.patch.object(torch.Tensor, "pin_memory", pin_slowly),
     ):
-        training = iter(loader(Rows(takes_lock=False), batch_size=1, num_workers=1, pin_memory=True))
+        training = iter(loader(Made(partial(row, takes_lock=False), 64), batch_size=1, num_workers=1, pin_memory=True))
         next(training)
-        other = loader(Rows(takes_lock=True), batch_size=8, num_workers=2)
+        other = loader(Made(partial(row, takes_lock=True), 64), batch_size=8, num_workers=2)
         seen = sum(len(batch) for batch in other)
         assert seen == 64
     return Found(0, 1, "passes that hang")
@@ -64,7 +57,3 @@ def trouble(loader: Any, *, short: bool) -> Found:
     tries = 2 if short else 10
     hung = sum(found_in_child(partial(passes, loader), 10.0, "passes that hang").bad for _ in range(tries))
     return Found(hung, tries, "passes that hang")
-
-
-def answered(found: Found) -> bool:
-    return found.bad == 0

@@ -27,7 +27,3 @@ def trouble(loader: Any, *, short: bool) -> Found:
     list(islice(batches, 3))
     started = len(children()) - before
     return Found(started, workers, "worker processes that hold the table")
-
-
-def answered(found: Found) -> bool:
-    return found.bad == 0

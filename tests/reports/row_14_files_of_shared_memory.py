@@ -16,17 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset
 
+from tests.data import Made
 from tests.reports.report import Found
-
-
-class Rows(Dataset[Any]):
-    def __len__(self) -> int:
-        return 2_000
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.full((64,), index)
 
 
 @cache
@@ -40,6 +32,7 @@ def is_child(pid: int) -> bool:
 
 def trouble(loader: Any, *, short: bool) -> Found:
     done, passes, failed = threading.Event(), 2 if short else 20, 0
+    rows = Made(lambda index: torch.full((64,), index), 2_000)
 
     def clean() -> None:
         while not done.is_set():
@@ -53,14 +46,10 @@ def trouble(loader: Any, *, short: bool) -> Found:
     try:
         for _ in range(passes):
             try:
-                assert sum(len(batch) for batch in loader(Rows(), batch_size=4, num_workers=2, timeout=60)) == 2_000
+                assert sum(len(batch) for batch in loader(rows, batch_size=4, num_workers=2, timeout=60)) == 2_000
             except RuntimeError:
                 failed += 1
     finally:
         done.set()
         cleaner.join()
     return Found(failed, passes, "passes that fail while files of /dev/shm are removed")
-
-
-def answered(found: Found) -> bool:
-    return found.bad == 0

@@ -13,24 +13,18 @@ import threading
 import time
 from typing import Any
 
-from torch.utils.data import Dataset
-
+from tests.data import Made
 from tests.reports.report import Found
 
 
-class Video(Dataset[Any]):
-    """Its library's thread waits for frames that nobody takes."""
-
-    def __len__(self) -> int:
-        return 1_000
-
-    def __getitem__(self, index: int) -> int:
-        threading.Thread(target=time.sleep, args=(3600,)).start()
-        return index
+def frame(index: int) -> int:
+    """Return a frame of a video; the library's thread waits for more, which nobody takes."""
+    threading.Thread(target=time.sleep, args=(3600,)).start()
+    return index
 
 
 def trouble(loader: Any, *, short: bool) -> Found:
-    batches = iter(loader(Video(), batch_size=2, num_workers=4))
+    batches = iter(loader(Made(frame, 1_000), batch_size=2, num_workers=4))
     next(batches)
     begun = time.monotonic()
     del batches

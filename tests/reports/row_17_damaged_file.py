@@ -40,7 +40,3 @@ def trouble(loader: Any, *, short: bool) -> Found:
             replaced: Any = loader(photos, batch_size=4, num_workers=2, on_error="replace", seed=0)
             assert sum(len(batch) for batch, _ in replaced) == 20 and torch.is_tensor(next(iter(replaced))[0])
     return Found(int("07.png" not in text), 1, "errors that do not name the file")
-
-
-def answered(found: Found) -> bool:
-    return found.bad == 0

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils.data import Dataset
-
+from tests.data import Made
 from tests.reports.report import Found
 
 
@@ -26,27 +25,19 @@ class Mute(RuntimeError):
         return str(self.args[1])
 
 
-class Failing(Dataset[Any]):
-    def __init__(self, error: Exception) -> None:
-        self.error = error
+def failing(error: Exception) -> Made:
+    def fail(index: int) -> int:
+        raise error
 
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> int:
-        raise self.error
+    return Made(fail, 4)
 
 
 def trouble(loader: Any, *, short: bool) -> Found:
     lost = 0
     for error, words in ((Refused(7, reason="no photo"), "no photo"), (Mute(), "Mute")):
         try:
-            list(loader(Failing(error), num_workers=1))
+            list(loader(failing(error), num_workers=1))
         except Exception as came:
             text = "\n".join([repr(came), *getattr(came, "__notes__", [])])
             lost += words not in text or isinstance(came, (TypeError, IndexError))
     return Found(lost, 2, "errors whose class or words are lost")
-
-
-def answered(found: Found) -> bool:
-    return found.bad == 0

@@ -32,7 +32,3 @@ def trouble(loader: Any, *, short: bool) -> Found:
         came += [int(one) for (batch,) in islice(islice(batches, skipped, None), take) for one in batch]
         state = getattr(batches, "state_dict", dict)()
     return Found(SAMPLES - len(set(came)), SAMPLES, "samples that three resumes of an epoch lose")
-
-
-def answered(found: Found) -> bool:
-    return found.bad == 0

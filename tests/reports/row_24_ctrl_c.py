@@ -50,7 +50,3 @@ def trouble(loader: Any, *, short: bool) -> Found:
                 text = "Traceback" * 10
         lines += text.count("Traceback") - 1
     return Found(lines, tries * 4, "workers that print a traceback of their own, or hang")
-
-
-def answered(found: Found) -> bool:
-    return found.bad == 0

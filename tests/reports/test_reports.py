@@ -11,4 +11,4 @@ from tests.reports.report import LOADERS, Report, reports
 @pytest.mark.filterwarnings("ignore")
 def test_is_answered(report: Report) -> None:
     found = report.module.trouble(LOADERS["penstock"], short=True)
-    assert report.module.answered(found), str(found)
+    assert report.is_answered(found), str(found)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import penstock
 from penstock.insight import publishing
@@ -15,7 +14,6 @@ from penstock.insight.live_files import FORMAT
 from penstock.storage.cache_folder import CacheFolder
 from penstock.system import cache_folder as place
 from penstock.system.cache_folder import folder_of, why_nowhere
-from tests.data import noise_image
 
 
 @pytest.fixture(autouse=True)
@@ -69,27 +67,6 @@ def test_what_needs_a_folder_says_how_to_give_one() -> None:
     penstock.cache_folder(None)
     with pytest.raises(penstock.InvalidOption, match=r"cache_folder\(None\) has switched .* off: give cache_folder="):
         CacheFolder()
-
-
-def test_photos_are_read_without_a_folder(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    transforms = pytest.importorskip("torchvision.transforms", reason="torchvision is not installed")
-    for number in range(4):
-        path = tmp_path / "photos" / "cat" / f"{number}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        noise_image(number, 200, 260).save(path)
-    recipe = transforms.Compose([transforms.RandomResizedCrop(32), transforms.ToTensor()])
-    batches = []
-    for folder in (None, tmp_path / "kept"):
-        penstock.cache_folder(folder)
-        dataset = penstock.ImageFolder(tmp_path / "photos", recipe)
-        loader = penstock.DataLoader(dataset, batch_size=4, num_workers=1, seed=3)
-        batches.append([next(iter(loader))[0], *(images for _ in range(2) for images, _ in loader)])
-        kept = (
-            "penstock.cache_folder(None) has switched the cache folder off" if folder is None else "kept in the user's"
-        )
-        assert kept in loader.explain()
-    assert all(map(torch.equal, *batches))
-    assert not home.exists() and (tmp_path / "kept" / "jpeg-index").is_dir()
 
 
 def test_the_live_file_follows(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,6 @@ import penstock._native as _native
 from penstock import DataLoader, ImageFolder, TensorFolder
 from tests.accelerator import replaced_by_the_cpu
 from tests.data import noise_image, tensor_files
-from tests.python_processes import VISION, Program
 from tests.same import assert_passes, assert_same
 from tests.storage.test_tiers import TIERS, counts_of, spoil, torchs
 
@@ -45,6 +44,9 @@ STILL: dict[str, Any] = {
     "v1 grey of three": [v1.Grayscale(3), v1.CenterCrop(24), v1.ToTensor(), NORMALIZE],
     "v1 converted between": [v1.Resize((30, 30)), v1.ToTensor(), v1.CenterCrop(40), NORMALIZE],
     "v1 padded last": [v1.Resize((30, 30)), v1.ToTensor(), NORMALIZE, v1.Pad(4, fill=0.25)],
+    "v1 flips without chance": [
+        v1.Resize(26), v1.CenterCrop(22), v1.RandomHorizontalFlip(0.0), v1.RandomVerticalFlip(1.0), v1.ToTensor(),
+    ],
     "v2": [v2.Resize(24), v2.CenterCrop(20), SECOND],
     "v2 on tensors": [v2.ToImage(), v2.Resize((20, 26), antialias=True), v2.CenterCrop(30), SECOND],
     "v2 of bytes": [v2.Resize((20, 26)), v2.PILToTensor()],
@@ -137,12 +139,6 @@ def test_draws_are_those_without_a_cache(name: str, folder: str, workers: int, p
     spoil(photos)
     assert_same([list(kept) for _ in range(2)], epochs[1:])
     assert counts_of(kept).decoded == 18
-
-
-@pytest.mark.parametrize("flip", [0.0, 1.0])
-def test_a_flip_without_chance_is_torchs(flip: float, photos: Path) -> None:
-    steps = [v1.Resize(26), v1.CenterCrop(22), v1.RandomHorizontalFlip(flip), v1.ToTensor(), NORMALIZE]
-    assert counts_of(checked(ImageFolder(photos, compose(steps)))).decoded == 18
 
 
 @pytest.mark.parametrize("method", [None, "thread", "auto", "process"])
@@ -247,44 +243,6 @@ def test_pixels_that_do_not_fit(photos: Path, tmp_path: Path) -> None:
     small = ImageFolder(photos, compose(STILL["v1"]))  # pixels take less than files
     counts = counts_of(checked(small, 3, num_workers=2, cache=5 * (16 + 20 * 20 * 3) + 7))
     assert (counts.samples, counts.decoded, counts.dropped) == (5, 5, 0)
-
-
-@pytest.mark.parametrize(
-    ("options", "what"), [({"cache_decoded": True}, "give cache="), ({"cache_decoded": 1}, "True or")]
-)
-def test_options_that_make_no_sense(options: dict[str, Any], what: str) -> None:
-    with pytest.raises(penstock.InvalidOption, match=f"cache_decoded=.*{what}"):
-        DataLoader(list(range(3)), **options)  # type: ignore[arg-type]
-
-
-READER = """
-import sys
-from torchvision import transforms
-from penstock import DataLoader, ImageFolder
-root, folder, size = sys.argv[1:]
-steps = [transforms.Resize(26), transforms.CenterCrop(int(size)), transforms.ToTensor()]
-dataset = ImageFolder(root, transforms.Compose(steps))
-options = {"cache": (folder, "1GiB"), "cache_decoded": True, "shuffle": True}
-loader = DataLoader(dataset, batch_size=4, num_workers=2, **options)
-total = sum(images.double().sum().item() for images, _ in loader)
-(counts,) = loader.stats().cache.values()
-print(round(total, 3), counts.decoded, counts.hits, counts.dropped)
-"""
-
-
-def test_processes_and_recipes_share_a_folder(photos: Path, tmp_path: Path) -> None:
-    folder, totals = tmp_path / "cache", {}
-    for size in (20, 24):
-        dataset = ImageFolder(photos, v1.Compose([v1.Resize(26), v1.CenterCrop(size), v1.ToTensor()]))
-        totals[size] = round(sum(dataset[index][0].double().sum().item() for index in range(18)), 3)
-    processes = [Program(READER, photos, folder, size, imported=VISION) for size in (20, 24, 20)]
-    read = [process.communicate()[0].split() for process in processes]
-    assert [(float(words[0]), words[3]) for words in read] == [(totals[size], "0") for size in (20, 24, 20)]
-    spoil(photos)
-    for size in (20, 24):
-        words = Program(READER, photos, folder, size, imported=VISION).communicate()[0].split()
-        assert (float(words[0]), int(words[1])) == (totals[size], 18) and int(words[2]) >= 18
-    assert len(list(folder.glob("*.index"))) == 2
 
 
 def test_each_form_has_a_part_of_its_own(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

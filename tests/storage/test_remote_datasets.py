@@ -18,7 +18,6 @@ from torch.utils.data import ConcatDataset, Subset
 from torchvision.transforms import v2
 
 import penstock
-from penstock.errors import MissingObject, StorageError
 from tests.data import photo_files
 from tests.forking import assert_in_child
 from tests.object_server import ObjectServer
@@ -133,14 +132,14 @@ def test_an_epoch_is_that_of_the_folder(server: ObjectServer, packed: Path, far:
     options, transform = READERS[who], transform_of(who)
     limit = limit_of(packed)
     dataset = far(transform, cache_limit=limit)
-    cache, begin = dataset.files.cache, dataset.files.cache.begin
+    cache, opened = dataset.files.cache, dataset.files.cache.open
 
     def looked(*arguments: Any, **given: Any) -> Any:
-        found = begin(*arguments, **given)
+        found = opened(*arguments, **given)
         assert cache.held_bytes() <= limit
         return found
 
-    cache.begin = looked
+    cache.open = looked
     over = loader(dataset, batch_size=8, **options)
     for words in ("native   read", "window of 3 shards") if transform is None else ("because  ",):
         assert words in over.explain()
@@ -159,6 +158,16 @@ def test_files_of_others_in_the_cache_folder_stay(far: Any, near: Any, packed: P
         (tmp_path / "cache" / name).write_bytes(bytes(5_000_000))
     assert_equal_passes(loader(far(cache_limit=limit_of(packed))), loader(near()))
     assert {"notes.txt", "x.shard"} < set(os.listdir(tmp_path / "cache"))
+
+
+def test_a_shard_that_is_finished_between_two_looks_is_not_fetched_again(far: Any, tmp_path: Path) -> None:
+    files = far().files
+    files.download(0).run(beyond=False).close()
+    hold, looks = files.cache.hold, [None]  # the first look comes too early
+    files.cache.hold = lambda shard: looks.pop() if looks else hold(shard)
+    held, part = files.cache.open(files.cached[0], beyond=False)
+    assert held is not None and part is None and not list((tmp_path / "cache").glob("*.part"))
+    held.close()
 
 
 def test_a_full_disk_is_said_with_what_is_missing(far: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +269,7 @@ def test_a_pass_that_ends_by_an_error_lets_its_shards_go(server: ObjectServer, p
     """Its thread, which is not to be left, held them as long as the program ran."""
     name = sorted(path.name for path in packed.glob("*.tar"))[4]
     server.objects[name] = server.objects[name][::-1]
-    with pytest.raises(StorageError, match="damaged or replaced"):
+    with pytest.raises(penstock.StorageError, match="damaged or replaced"):
         list(loader(far(), shuffle=False))
 
 
@@ -316,7 +325,7 @@ except KeyboardInterrupt:
 def test_what_is_wrong_is_said_at_the_opening(server: ObjectServer, far: Any, tmp_path: Path) -> None:
     small = r"does not hold a window of 8 shards and the next one.*lower window"
     wrong: list[tuple[str, dict[str, Any], Any, str]] = [
-        ("/nothing", {}, MissingObject, r"nothing/dataset.json: the object does not exist"),
+        ("/nothing", {}, penstock.MissingObject, r"nothing/dataset.json: the object does not exist"),
         ("", {"cache_limit": 300_000}, penstock.InvalidOption, small),
         *(
             ("", options, penstock.InvalidOption, next(iter(options)))
@@ -327,7 +336,7 @@ def test_what_is_wrong_is_said_at_the_opening(server: ObjectServer, far: Any, tm
         with pytest.raises(error, match=words):
             penstock.Shards(server.url + folder, cache_folder=tmp_path / "cache", **options)
     server.objects["data.index.npy"] += b"x"
-    with pytest.raises(StorageError, match=r"bytes, and dataset.json says"):
+    with pytest.raises(penstock.StorageError, match=r"bytes, and dataset.json says"):
         far()
 
 

@@ -150,18 +150,6 @@ def only(folder: Path, suffix: str) -> Path:
     return found
 
 
-def test_damaged_samples_are_read_anew(kept: Kept) -> None:
-    data = only(kept.folder, "data")
-    content = bytearray(data.read_bytes())
-    for place in (0, len(content) // 2, len(content) - 1):
-        content[place] ^= 1
-    data.write_bytes(content)
-    loader = kept.loader()
-    for _ in range(2):
-        assert_same(list(loader), kept.wanted)
-        assert counts_of(loader).dropped == 3, "they were kept anew"
-
-
 def test_bytes_that_change_while_a_loader_is_open(tmp_path: Path) -> None:
     """Each read compares: another machine may write into a folder of a network file system."""
     dataset = TensorFolder(write_tensors(tmp_path / "data", count=14, suffix=".npy"), suffix=".npy")
@@ -182,6 +170,13 @@ NO_CACHES: Any = ["", 0, -5, "0GiB", True, 3.5, [], ["8GiB", "4GiB"], [None], b"
 def test_options_that_are_no_cache(option: Any) -> None:
     with pytest.raises(penstock.InvalidOption, match="cache="):
         DataLoader(list(range(3)), cache=option)  # type: ignore[arg-type]
+
+
+def test_pixels_are_kept_in_a_cache() -> None:
+    wrong: Any
+    for wrong, words in ((True, "give cache="), (1, "True or")):
+        with pytest.raises(penstock.InvalidOption, match=f"cache_decoded=.*{words}"):
+            DataLoader(list(range(3)), cache_decoded=wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

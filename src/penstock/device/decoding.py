@@ -129,9 +129,7 @@ class DecodingCarrier(Carrier):
                 if sample.drawn is not None and recipe is not None:
                     rows[i] = transformed(rows[i], recipe, sample.drawn)
             self._check(batch, rows)
-            if any(row.dtype != rows[0].dtype for row in rows):
-                rows = [rounded(row) for row in rows]
-            out = rounded(torch.stack(rows))
+            out = rounded(torch.stack(rows))  # as floats, where some are not rounded yet
         labels = plan.labels(batch.leaves, batch.local)
         fields = [out] if labels is None else [out, labels]
         return fields if plan.leaves[0].form.pair else out

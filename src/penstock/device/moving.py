@@ -80,14 +80,14 @@ class Mover:
 
     def _moved(self, batch: Any, stream: CopyStream | None) -> Any:
         """Return a batch on the device; stream: None for plain copies."""
-        if (meter := self.meter) is None:
-            return self._made(map_leaves(batch, lambda leaf: self._move(leaf, stream), _has_own_to))
-        clock = meter.begin_copy()
+        meter = self.meter
+        clock = None if meter is None else meter.begin_copy()
         moved = self._made(map_leaves(batch, lambda leaf: self._move(leaf, stream), _has_own_to))
-        samples = samples_in(batch, 1, iterable=True, stacks=True)
-        seconds = clock.end(samples)
-        if meter.sinks:
-            meter.tell("copy", clock.begun, clock.begun + seconds, samples)
+        if meter is not None and clock is not None:
+            samples = samples_in(batch, 1, iterable=True, stacks=True)
+            seconds = clock.end(samples)
+            if meter.sinks:
+                meter.tell("copy", clock.begun, clock.begun + seconds, samples)
         return moved
 
     def _move(self, leaf: Any, stream: CopyStream | None) -> Any:

@@ -105,7 +105,7 @@ class Readers:
             self._work.put((batch, range(begin, min(begin + step, count))))
 
     def wait(self, batch: Batch, timeout: float) -> bool:
-        """Wait until a batch is read; return whether it was within `timeout` seconds (0: no limit)."""
+        """Wait until a batch is read, or the crew is closed; return whether it is within `timeout` seconds (0: any)."""
         if os.getpid() != self._pid:
             raise RuntimeError("the threads of this iterator are in the parent process of this fork")
         if not self._threads and batch.unfinished:
@@ -114,8 +114,6 @@ class Readers:
             batch.unfinished = 0
         with self._changed:
             self._changed.wait_for(lambda: self._closed or not batch.unfinished, timeout or None)
-            if batch.unfinished and self._closed:
-                raise RuntimeError("the loader's iterator was closed while it waited for a batch")
             return not batch.unfinished
 
     def close(self) -> None:

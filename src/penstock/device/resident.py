@@ -6,7 +6,6 @@ pixels their images show, goes to the device for many batches in one copy.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections import deque
 from collections.abc import Callable
@@ -65,8 +64,6 @@ class Rows:
 
     def take(self, index: torch.Tensor) -> torch.Tensor:
         """Return the rows at these positions, in memory of their own: shape (positions, *shape)."""
-        if self.row_bytes == 0:
-            return torch.empty((len(index), *self.shape), dtype=self.dtype, device=self.words.device)
         return self.words.index_select(0, index).view(self.dtype).view(len(index), *self.shape)
 
 
@@ -266,19 +263,17 @@ class ResidentCarrier(Carrier):
     Args:
         held: the plan and its arrays, until the carrier is closed.
         resources: workers are not started.
-        stream: batches are made on it; None: on the calling thread's current one.
-        feed: what a kernel does to pixels, too, where there is one; None: nothing.
+        stream: batches are made on it.
+        feed: what a kernel does to pixels, too, where there is one.
     """
 
-    def __init__(
-        self, held: ResidentPlan, resources: PassResources, stream: CopyStream | None = None, feed: Feed | None = None
-    ) -> None:
+    def __init__(self, held: ResidentPlan, resources: PassResources, stream: CopyStream, feed: Feed) -> None:
         super().__init__(resources)
         self.workers = 0
-        self._plan, self._device, self._feed = held.plan, held.device, feed or Feed("cpu")
+        self._plan, self._device, self._feed = held.plan, held.device, feed
         self._arithmetic = None if held.plan.table is None else Arithmetic(held.plan.table)
         self._held: ResidentPlan | None = held
-        self._working = contextlib.nullcontext if stream is None else stream.working
+        self._working = stream.working
 
     def close(self) -> None:
         self._held = None  # an iterator that is kept does not keep the arrays
@@ -299,14 +294,17 @@ class ResidentCarrier(Carrier):
         batch.leaves, batch.local = self._plan.root.resolve(batch.indices)
 
     def ready(self, queue: deque[ResidentBatch]) -> ResidentBatch:
-        batch, held = queue[0], self._held
-        if batch.error is None and batch.other is None and batch.places is None:
-            if held is None:
-                raise RuntimeError("the loader's iterator was closed while a batch was made")
-            to_be_sent = [one for one in queue if one.error is None and one.other is None and one.places is None]
+        to_be_sent = [one for one in queue if one.error is None and one.other is None and one.places is None]
+        if queue[0] in to_be_sent:
             with self._working():
-                self._send_places(to_be_sent, held)
-        return batch
+                self._send_places(to_be_sent, self._arrays())
+        return queue[0]
+
+    def _arrays(self) -> ResidentPlan:
+        """Return the plan with its arrays. Raises RuntimeError where another thread has closed the pass."""
+        if self._held is None:
+            raise RuntimeError("the loader's iterator was closed while a batch was made")
+        return self._held
 
     def _send_places(self, batches: list[ResidentBatch], held: ResidentPlan) -> None:
         """Compute for all these batches what the device needs to know of them, and copy it there."""
@@ -325,11 +323,10 @@ class ResidentCarrier(Carrier):
                 batch.maps = some
 
     def assemble(self, batch: ResidentBatch) -> Any:
-        plan, held = self._plan, self._held
+        plan = self._plan
         if batch.other is not None:
             return torch_batch(plan.dataset, batch.other)
-        if held is None:
-            raise RuntimeError("the loader's iterator was closed while a batch was made")
+        held = self._arrays()
         assert batch.places is not None
         with self._working():
             if (images := held.images) is None or batch.maps is None:

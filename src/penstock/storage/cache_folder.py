@@ -111,21 +111,10 @@ class CacheFolder:
         return held
 
     def open(self, shard: CachedShard, *, beyond: bool) -> tuple[HeldFile | None, HeldFile | None]:
-        """Return the whole shard, or its unfinished file; neither: somebody else has that.
+        """Return the whole shard, or its unfinished file, which has its size on the disk, open for writing and locked.
 
-        beyond: it is needed at once, and may exceed the limit of the cache. Raises as `begin`.
-        """
-        held = self.hold(shard)
-        part = self.begin(shard, beyond=beyond) if held is None else None
-        if part is not None and (held := self.hold(shard)) is not None:  # finished between the two
-            self.discard(shard, part)
-            part = None
-        return held, part
-
-    def begin(self, shard: CachedShard, *, beyond: bool = False) -> HeldFile | None:
-        """Return the unfinished file of a shard, which has its size on the disk, open for writing and locked.
-
-        None: somebody else fetches it now. Shards that nobody holds are deleted for it, the least recently used first.
+        Neither: somebody else fetches it now. Shards that nobody holds are deleted for it, the least recently used
+        first.
 
         Args:
             beyond: it is needed at once: where everything else is held, the limit is exceeded.
@@ -135,16 +124,21 @@ class CacheFolder:
             OutOfSpace: the disk is full.
             OSError: the file system has no locks.
         """
-        part = self._part(shard)
+        held = self.hold(shard)
+        part = self._part(shard) if held is None else None
+        if part is None:
+            return held, None
         try:
-            if part is not None:
+            held = self.hold(shard)
+            if held is None:
                 with self._locked():
                     self._reserve(part, shard.size, beyond=beyond)
+                return None, part
         except BaseException:
-            assert part is not None
             self.discard(shard, part)
             raise
-        return part
+        self.discard(shard, part)  # the shard was finished between the two
+        return held, None
 
     def _part(self, shard: CachedShard) -> HeldFile | None:
         """Return the unfinished file of a shard, locked; None: somebody else has it."""

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -219,14 +219,16 @@ class RemoteShards:
         url = self.place(shard)
         return verified(data, expected, name, url, url, advice) if verify else data
 
-    async def bring(self, one: Range, requests: asyncio.Semaphore) -> None:
-        """Read a part of a shard into memory, where `read` finds it until it is forgotten. Raises StorageError."""
+    async def bring(self, one: Range, requests: asyncio.Semaphore) -> ExitStack:
+        """Read a part of a shard into memory, where `read` finds it until what is returned is closed.
+
+        Raises StorageError.
+        """
         async with requests:
             self._brought[one] = await self._read_range(*one)
-
-    def forget(self, one: Range) -> None:
-        """Drop a part of a shard from memory."""
-        self._brought.pop(one, None)
+        held = ExitStack()
+        held.callback(self._brought.pop, one, None)
+        return held
 
     def wants_whole(self, shard: int, samples: int) -> bool:
         """Note that samples of a shard are wanted; return whether so many were that all of it is worth fetching."""

@@ -30,13 +30,17 @@ _BATCHES_AHEAD = 4096
 _JOIN_SECONDS = 5.0
 
 
+Held = HeldFile | contextlib.ExitStack
+"""A shard, or a range, that is here until it is closed."""
+
+
 class Fetching(Protocol):
     """What brings one shard into the cache."""
 
     def open(self, *, beyond: bool) -> tuple[HeldFile | None, HeldFile | None]:
         """Return the whole shard, or its unfinished file, as CacheFolder.open does."""
 
-    async def fetch(self, part: HeldFile, requests: asyncio.Semaphore) -> HeldFile | contextlib.ExitStack | None:
+    async def fetch(self, part: HeldFile, requests: asyncio.Semaphore) -> Held | None:
         """Return the whole shard of its unfinished file; None: it was deleted at once."""
 
 
@@ -70,10 +74,8 @@ class Stageable(Protocol):
     def wants_whole(self, shard: int, samples: int) -> bool:
         """Note that samples of a shard are wanted; return whether so many were that all of it is worth fetching."""
 
-    async def bring(self, one: Range, requests: asyncio.Semaphore) -> None:
-        """Read a part of a shard into memory, until it is forgotten."""
-
-    def forget(self, one: Range) -> None: ...
+    async def bring(self, one: Range, requests: asyncio.Semaphore) -> Held:
+        """Read a part of a shard into memory, until what is returned is closed."""
 
 
 @dataclass(eq=False)
@@ -84,7 +86,7 @@ class _Need:
     """Of batches that are in flight."""
     coming: int = 0
     """Batches that are yet to come."""
-    held: HeldFile | contextlib.ExitStack | None = None
+    held: Held | None = None
     error: BaseException | None = None
 
 
@@ -311,29 +313,19 @@ class ShardStage:
 
     async def _bring(self, number: int, need: _Need, part: HeldFile, requests: asyncio.Semaphore) -> None:
         """Fetch one shard and hold it."""
-        held: HeldFile | contextlib.ExitStack | None = None
-        error = None
         try:
-            held = await self._shards.download(number).fetch(part, requests)
+            self._came(number, need, await self._shards.download(number).fetch(part, requests))
         except Exception as failed:
-            error = failed
-        self._came(number, need, held, error)
+            self._came(number, need, None, failed)
 
     async def _bring_range(self, key: Range, need: _Need, requests: asyncio.Semaphore) -> None:
         """Read a range into memory."""
-        with contextlib.suppress(Exception):  # the sample is read by itself then, and its error is raised
-            await self._shards.bring(key, requests)
-        held = contextlib.ExitStack()
-        held.callback(self._shards.forget, key)
-        self._came(key, need, held)
+        try:
+            self._came(key, need, await self._shards.bring(key, requests))
+        except Exception:  # the sample is read by itself then, and its error is raised
+            self._came(key, need, contextlib.ExitStack())
 
-    def _came(
-        self,
-        key: int | Range,
-        need: _Need,
-        held: HeldFile | contextlib.ExitStack | None,
-        error: Exception | None = None,
-    ) -> None:
+    def _came(self, key: int | Range, need: _Need, held: Held | None, error: Exception | None = None) -> None:
         with self.condition:
             if self.needs.get(key) is need and not self.closing:
                 need.held, need.error = held, error

@@ -102,7 +102,7 @@ class FolderTier:
             os.close(index)
             os.close(data)
 
-    def _free(self, folder: Path | int) -> int:
+    def _free(self, folder: int) -> int:
         """Return how many bytes a tier may take in a folder where no limit is given."""
         status = os.statvfs(folder)
         free = status.f_bavail * status.f_frsize - int(status.f_blocks * status.f_frsize * _LEFT)
@@ -274,7 +274,7 @@ def _facts(path: str) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _in_memory(folder: Path | int) -> bool:
+def _in_memory(folder: int) -> bool:
     """Return whether a folder lies in memory, as /dev/shm does. Source: proc_pid_mountinfo(5)."""
     device = os.stat(folder).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"

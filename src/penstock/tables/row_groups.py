@@ -103,10 +103,7 @@ class RowGroups:
     def wants_whole(self, number: int, samples: int) -> bool:
         return True
 
-    async def bring(self, one: Range, requests: asyncio.Semaphore) -> None:
-        raise NotImplementedError("row groups come as wholes")
-
-    def forget(self, one: Range) -> None:
+    async def bring(self, one: Range, requests: asyncio.Semaphore) -> contextlib.ExitStack:
         raise NotImplementedError("row groups come as wholes")
 
     @property
