@@ -44,7 +44,7 @@ def limit() -> Iterator[Any]:
 
 
 def ended(batches: Any) -> tuple[type[BaseException], str]:
-    with pytest.raises(Exception, match="open files") as caught:
+    with pytest.raises(Exception, match=r"open files|items of ancdata") as caught:
         list(batches)  # each batch holds its files
     return caught.type, str(caught.value)
 
@@ -61,5 +61,7 @@ def test_the_error_is_torchs(limit: Any, dataset: Any, more: int) -> None:
         found.append(ended(batches))
         del batches
         limit(200)
-    assert found[0] == found[1]
+    (theirs, text), (ours, of_ours) = found
+    assert ours is theirs and "open files" in of_ours
+    assert text == of_ours or "items of ancdata" in text  # torch's words where ten files can be opened by then
     assert not [name for name in set(os.listdir("/dev/shm")) - shared if name.startswith("torch")]
