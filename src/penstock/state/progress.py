@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import islice
 from operator import itemgetter
 from typing import Any
@@ -183,7 +182,7 @@ class PassBatches:
         Without a seed the first batch of the pass comes before them: it draws the seed of the order.
         """
         progress = self.progress
-        order = cache(self.order.order(seed, epoch, progress.drawn))
+        order = _once(self.order.order(seed, epoch, progress.drawn))
         schedule = self.order.schedule(progress.left, order=order)
         return (indices for indices, _ in without(progress.left.early, cut(order, schedule)))
 
@@ -240,9 +239,21 @@ class PassBatches:
         """Return the order of the pass, and which of its positions the batches hold."""
         progress, order = self.progress, self.order
         make = order.order(seed, epoch, progress.drawn)
-        made = cache(make if progress.origin is None else progress.origin.drawing()(make))
+        made = _once(make if progress.origin is None else progress.origin.drawing()(make))
         progress.schedule = order.schedule(progress.left, order=made)
         return made, progress.schedule
+
+
+def _once(make: Callable[[], Order]) -> Callable[[], Order]:
+    """Return what makes an order at its first call. To make a functools.cache() takes microseconds of each pass."""
+    made: list[Order] = []
+
+    def order() -> Order:
+        if not made:
+            made.append(make())
+        return made[0]
+
+    return order
 
 
 def checked_state(state: Any) -> Mapping[str, Any]:
