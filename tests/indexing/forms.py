@@ -392,6 +392,13 @@ class FrameRowColumns(Dataset[Any]):
 
 
 @form(table)
+class FrameRowNumbers(FrameRowColumns):
+    def __getitem__(self, idx):
+        row = self.df.iloc[idx]
+        return torch.tensor(row.iloc[1:3].values, dtype=torch.float32), row.iloc[0], self.df.iloc[idx].iloc[-1]
+
+
+@form(table)
 class FrameLoc(Dataset[Any]):
     def __init__(self, df):
         self.df = df.reset_index(drop=True)

@@ -167,22 +167,33 @@ def part(program: Program, row: Row, key: Any) -> Any:
     """Return an item of a row under a name, or a part of it under a list of names."""
     names = [row.frame.columns[number] for number in row.columns]
     if type(key) is str and names.count(key) == 1:
-        made = _element(program, row.frame.iloc[:, row.columns[names.index(key)]], row.at)
-        if row.example.dtype == object or dtype_of(made.example) is None:
-            if type(made.example) is not type(row.example[key]):
-                raise NotIndexing
-            return made
-        if (dtype := dtype_of(row.example[key])) is None:
-            raise NotIndexing
-        return program.add(lambda columns: columns[made.slot].to(dtype), row.example[key])
+        return by_number(program, row, names.index(key))
     if isinstance(key, list) and all(names.count(one) == 1 for one in key):
         example = row.example[key]
         return Row(row.frame, tuple(row.columns[names.index(one)] for one in key), row.at, example)
     raise NotIndexing
 
 
+def by_number(program: Program, row: Row, key: Any) -> Any:
+    """Return what `iloc` of a row finds: an item, or a part of it under a slice."""
+    if isinstance(key, slice):
+        return Row(row.frame, row.columns[key], row.at, row.example.iloc[key])
+    if type(key) is not int:
+        raise NotIndexing
+    made, example = _element(program, row.frame.iloc[:, row.columns[key]], row.at), row.example.iloc[key]
+    if row.example.dtype == object or dtype_of(made.example) is None:
+        if type(made.example) is not type(example):
+            raise NotIndexing
+        return made
+    if (dtype := dtype_of(example)) is None:
+        raise NotIndexing
+    return program.add(lambda columns: columns[made.slot].to(dtype), example)
+
+
 def of_row(program: Program, row: Row, name: str) -> Any:
-    """Return an attribute of a row: its numbers as an array, or an item."""
+    """Return an attribute of a row: its numbers as an array, what finds items by number, or an item."""
+    if name == "iloc":
+        return Indexer(row, name)
     return _row_values(program, row) if name == "values" else part(program, row, name)
 
 

@@ -379,6 +379,8 @@ class Reader:
             return Made(found) if isinstance(key, slice) else found
         if isinstance(holder, frames.Row):
             return self._made_by(node, frames.part, self.program, holder, key)
+        if isinstance(holder, frames.Indexer) and isinstance(holder.owner, frames.Row):
+            return self._made_by(node, frames.by_number, self.program, holder.owner, key)
         if isinstance(holder, frames.Indexer) or frames.is_table(holder):
             if differs(key):
                 return self._made_by(node, frames.indexed, self.program, holder, key)
